@@ -207,10 +207,10 @@ class C(KernelGenerator):
         """
         products = 0
         for n, op in enumerate(view.op):
-            if op in ("matmul", "linear") and len(view.types[view.kids(n)[1]].shape) == 2:
-                products = max(products, int(_few(view.types[view.kids(n)[0]])))
+            if op in ("matmul", "linear") and len(view.types[view.children(n)[1]].shape) == 2:
+                products = max(products, int(_few(view.types[view.children(n)[0]])))
             elif op == "matmul" or OPS[op].law == "attention":
-                products = max(products, 2 * _few_each(view.types[view.kids(n)[0]]))
+                products = max(products, 2 * _few_each(view.types[view.children(n)[0]]))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def stand_ins(self, graph: Graph) -> Sequence[tuple[Template, Call]]:

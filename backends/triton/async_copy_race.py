@@ -94,13 +94,13 @@ def _in_flight(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
     """Products that may be in flight at a line of a loop's body, as (iteration that issued the product, relative to the
     current one, at most 0; rings that it reads)."""
     events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])
-    flying: list[tuple[int, frozenset[str]]] = []
+    in_flight: list[tuple[int, frozenset[str]]] = []
     for back in range(1 - SIMULATED_ITERATIONS, 1):
         for line, what in events:
             if back == 0 and line > at:
                 break
             if isinstance(what, int):
-                flying = flying[max(0, len(flying) - what) :] if what else []
+                in_flight = in_flight[max(0, len(in_flight) - what) :] if what else []
             else:
-                flying.append((back, what))
-    yield from flying
+                in_flight.append((back, what))
+    yield from in_flight

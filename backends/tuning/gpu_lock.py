@@ -33,13 +33,13 @@ class GpuLock:
     """Context manager that holds the GPU lock for the calling process.
 
     For use by one thread. During long work, the thread calls the object repeatedly, which releases the GPU to measuring
-    processes for a moment, unless `hurried` is set because no other process needs the GPU any more.
+    processes for a moment, unless `uncontended` is set because no other process needs the GPU any more.
     """
 
     def __init__(self) -> None:
         self._lock = _shared_lock()
         self._since = 0.0
-        self.hurried = False  # whether no other process needs the GPU any more
+        self.uncontended = False  # whether no other process needs the GPU any more
 
     def __enter__(self) -> GpuLock:
         import torch
@@ -55,8 +55,8 @@ class GpuLock:
         self._since = time.monotonic()
 
     def __call__(self) -> None:
-        """Release the lock for `PAUSE_S` seconds if it was held for `HOLD_S` seconds; not if `hurried`."""
-        if not self.hurried and time.monotonic() - self._since > HOLD_S:
+        """Release the lock for `PAUSE_S` seconds if it was held for `HOLD_S` seconds; not if `uncontended`."""
+        if not self.uncontended and time.monotonic() - self._since > HOLD_S:
             self._end()
             time.sleep(PAUSE_S)
             self._take()

@@ -44,8 +44,8 @@ def shared(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
     found: list[Node] = [(c, [], rng.random()) for c in range(20)]
     for c in range(20, classes):
         for _ in range(4):
-            kids = [int(c * rng.random() ** rng.choice((0.3, 1, 3))) for _ in range(rng.choice((1, 2, 3, 4)))]
-            found.append((c, kids, 10 * rng.random()))
+            children = [int(c * rng.random() ** rng.choice((0.3, 1, 3))) for _ in range(rng.choice((1, 2, 3, 4)))]
+            found.append((c, children, 10 * rng.random()))
     return found, list(range(classes - 50, classes))
 
 
@@ -74,8 +74,8 @@ def crowded(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
     for c in range(50, classes):
         found.append((c, _some(rng, 0, c, (2,)), float(rng.randint(1, 9))))
         for _ in range(nodes // classes):
-            kids = [min(max(int(rng.gauss(c, classes / 20)), 0), classes - 1) for _ in range(2)]
-            found.append((c, kids, float(rng.randint(1, 9))))
+            children = [min(max(int(rng.gauss(c, classes / 20)), 0), classes - 1) for _ in range(2)]
+            found.append((c, children, float(rng.randint(1, 9))))
     return found, [classes - 1]
 
 
@@ -102,8 +102,8 @@ def stack(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
         for i in range(12):
             pool = [below, *range(first, c)]
             for _ in range(3):
-                kids = rng.sample(pool, min(len(pool), rng.choice((1, 2, 2))))
-                found.append((c, kids, round(5 * rng.random(), 3)))
+                children = rng.sample(pool, min(len(pool), rng.choice((1, 2, 2))))
+                found.append((c, children, round(5 * rng.random(), 3)))
             if i > 2 and rng.random() < 0.3:
                 found.append((first + rng.randrange(1, i), [c], round(rng.random(), 3)))
             c += 1

@@ -145,12 +145,12 @@ class _Terms:
                 continue
             if node < 0:
                 return None
-            kids = self.view.kids(node).tolist()
-            missing = [k for k in kids if k not in self.built]
+            children = self.view.children(node).tolist()
+            missing = [k for k in children if k not in self.built]
             if missing:
                 stack += missing
                 continue
-            self.built[c] = self.view.node_tensor(node, [self.built[k] for k in kids])
+            self.built[c] = self.view.node_tensor(node, [self.built[k] for k in children])
         return self.built[cls]
 
 
@@ -163,7 +163,7 @@ def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
     for i in range(len(view)):
         leaf = view.tensors.get(i)
         own = ("leaf", id(leaf)) if leaf is not None else op_key(view.op[i], view.attrs[i])
-        index.setdefault((own, *view.kids(i).tolist()), int(view.cls[i]))
+        index.setdefault((own, *view.children(i).tolist()), int(view.cls[i]))
     found, slices = dict(view.classes), _Slices(view)
     for node in topological(roots):
         if node not in found and all(a in found for a in node.args):
@@ -185,7 +185,7 @@ class _Slices:
         for i in (i for i, op in enumerate(view.op) if op == "slice"):
             cut = dict(view.attrs[i])
             if cut["step"] == 1:
-                (whole,) = view.kids(i).tolist()
+                (whole,) = view.children(i).tolist()
                 self.of.setdefault(whole, []).append((cut["axis"], cut["start"], cut["stop"], int(view.cls[i])))
 
     def find(self, whole: int, slice_: Tensor) -> int | None:

@@ -36,31 +36,31 @@ def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ..
     `arrays`, `names`: the e-graph as `Engine.view` returns it; `dims`: size vectors by id. Infinite if an operand has
     no finite cost.
     """
-    cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
+    cls, off, child = (arrays[k].tolist() for k in ("cls", "off", "child"))
     weight, shape, dtype, ops = (arrays[k].tolist() for k in ("weight", "shape", "dtype", "op"))
     types = [Type(dims[s], dtypes.DTYPES[d]) if s >= 0 else None for s, d in zip(shape, dtype)]
     formulas = {n: pricing.formula(OPS[n]) for n in names if n != "Leaf"}
     own: list[float] = []
     for i, c in enumerate(cls):
-        kids = kid[off[i] : off[i + 1]]
-        out, operands = types[c], [t for t in (types[k] for k in kids) if t is not None]
-        if out is None or len(operands) != len(kids):
+        children = child[off[i] : off[i + 1]]
+        out, operands = types[c], [t for t in (types[k] for k in children) if t is not None]
+        if out is None or len(operands) != len(children):
             own.append(float("inf"))
-        elif all(weight[k] for k in kids):
+        elif all(weight[k] for k in children):
             own.append(0.0)
         else:
             own.append(float(formulas[names[ops[i]]].evaluate(out, operands)))
-    return _trees(cls, off, kid, own, len(shape))
+    return _trees(cls, off, child, own, len(shape))
 
 
-def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_classes: int) -> list[float]:
+def _trees(cls: list[int], off: list[int], child: list[int], own: list[float], n_classes: int) -> list[float]:
     """Tree cost of every e-node (Knuth's generalization of Dijkstra's algorithm over e-classes)."""
     users: list[list[int]] = [[] for _ in range(n_classes)]
     left, best, total = [], [float("inf")] * n_classes, [float("inf")] * len(cls)
     for i in range(len(cls)):
-        kids = kid[off[i] : off[i + 1]]
-        left.append(len(kids))
-        for k in kids:
+        children = child[off[i] : off[i + 1]]
+        left.append(len(children))
+        for k in children:
             users[k].append(i)
     heap = [(own[i], cls[i], i) for i, n in enumerate(left) if not n]
     for value, _, i in heap:
@@ -75,7 +75,7 @@ def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_c
         for user in users[c]:
             left[user] -= 1
             if not left[user]:
-                total[user] = own[user] + sum(best[k] for k in kid[off[user] : off[user + 1]])
+                total[user] = own[user] + sum(best[k] for k in child[off[user] : off[user + 1]])
                 heapq.heappush(heap, (total[user], cls[user], user))
     return total
 

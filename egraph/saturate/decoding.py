@@ -24,16 +24,16 @@ def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequen
     the roots.
     """
     handle = dict(arrays["handle"].tolist())
-    cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
+    cls, off, child = (arrays[k].tolist() for k in ("cls", "off", "child"))
     shape, dtype = arrays["shape"].tolist(), arrays["dtype"].tolist()
     rows_of: dict[int, list[int]] = {}
     for row, c in enumerate(cls):
-        if shape[c] >= 0 and all(shape[k] >= 0 for k in kid[off[row] : off[row + 1]]):
+        if shape[c] >= 0 and all(shape[k] >= 0 for k in child[off[row] : off[row + 1]]):
             rows_of.setdefault(c, []).append(row)
-    order, queue = _breadth_first([handle[r] for r in lowered.roots], rows_of, off, kid)
+    order, queue = _breadth_first([handle[r] for r in lowered.roots], rows_of, off, child)
     number = {c: i for i, c in enumerate(queue)}
     op, attrs, tensors = _operations(lowered, order, dims, names, arrays)
-    reads = [[number[k] for k in kid[off[r] : off[r + 1]]] for r in order]
+    reads = [[number[k] for k in child[off[r] : off[r + 1]]] for r in order]
     classes = {n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number}
     written = {(n.op, n.attrs, *[classes[a] for a in n.args]) for n in classes if all(a in classes for a in n.args)}
     return EGraphView(
@@ -41,7 +41,7 @@ def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequen
         attrs=attrs,
         cls=np.array([number[cls[r]] for r in order], np.int32),
         off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
-        kid=np.array([k for row in reads for k in row], np.int32),
+        child=np.array([k for row in reads for k in row], np.int32),
         types=[Type(dims[shape[c]], lowered.interner.decode("dtype", dtype[c])) for c in queue],
         weight=arrays["weight"][np.array(queue, np.int64)],
         roots=tuple(number[handle[r]] for r in lowered.roots),
@@ -54,15 +54,15 @@ def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequen
 
 
 def _breadth_first(
-    roots: Sequence[int], rows_of: Mapping[int, Sequence[int]], off: Sequence[int], kid: Sequence[int]
+    roots: Sequence[int], rows_of: Mapping[int, Sequence[int]], off: Sequence[int], child: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """(rows of e-nodes, e-classes) that the roots reach, breadth first; `off`, `kid`: operand classes of each row."""
+    """(rows of e-nodes, e-classes) that the roots reach, breadth first; `off`, `child`: operand classes of each row."""
     queue = list(dict.fromkeys(roots))
     seen, order = set(queue), list[int]()
     for c in queue:  # grows during iteration
         for row in rows_of.get(c, ()):
             order.append(row)
-            for k in kid[off[row] : off[row + 1]]:
+            for k in child[off[row] : off[row + 1]]:
                 if k not in seen:
                     seen.add(k)
                     queue.append(k)

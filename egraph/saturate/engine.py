@@ -226,7 +226,7 @@ class Engine:
 
     def _nodes(self, functions: Any, number: _Numbered, dims: Callable[[Any], int]) -> Arrays:
         """Op, e-class, operands and attributes of each e-node (operands and attributes in CSR form)."""
-        op, cls, off, kid, attr_off, attr = [], [], [0], [], [0], []
+        op, cls, off, child, attr_off, attr = [], [], [0], [], [0], []
         self.rows: list[tuple[str, Any]] = []
         integer = self.egraph.value_to_i64
         for index, (name, signature) in enumerate(self.signatures.items()):
@@ -238,15 +238,15 @@ class Engine:
                 cls.append(number[row.output])
                 for letter, value in zip(signature, row.inputs):
                     if letter == "T":
-                        kid.append(number[value])
+                        child.append(number[value])
                     else:
                         attr.append(dims(value) if letter == "D" else integer(value))
-                off.append(len(kid))
+                off.append(len(child))
                 attr_off.append(len(attr))
                 self.rows.append((name, row))
         return {
             "op": np.array(op, np.int32), "cls": np.array(cls, np.int32), "off": np.array(off, np.int32),
-            "kid": np.array(kid, np.int32), "attr_off": np.array(attr_off, np.int32), "attr": np.array(attr, np.int64),
+            "child": np.array(child, np.int32), "attr_off": np.array(attr_off, np.int32), "attr": np.array(attr, np.int64),
         }  # fmt: skip
 
     def _facts(self, functions: Any, number: _Numbered, dims: Callable[[Any], int]) -> Arrays:

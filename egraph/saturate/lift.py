@@ -246,7 +246,7 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
     attrs: list[tuple[tuple[str, Any], ...]] = []
     tensors: dict[int, Tensor] = {}
     holding: list[bool] = []
-    off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
+    off, child, cls = view.off.tolist(), view.child.tolist(), view.cls.tolist()
     for node, name in enumerate(view.op):
         op, made = OPS[name], types[cls[node]]
         spelled = numbers.attrs(op, view.attrs[node])
@@ -256,7 +256,7 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
             if leaf is not None and (node in view.tensors or leaf.op != name):
                 tensors[node] = leaf
         else:
-            operands = [types[k] for k in kid[off[node] : off[node + 1]]]
+            operands = [types[k] for k in child[off[node] : off[node + 1]]]
             key = name, spelled, made, *operands
             if key not in known:
                 known[key] = _fits(op, operands, spelled, made)
@@ -279,11 +279,11 @@ def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
 
     Raises ShapeError if a root is not computable.
     """
-    off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
+    off, child, cls = view.off.tolist(), view.child.tolist(), view.cls.tolist()
     users: dict[int, list[int]] = {}
-    missing = [len(set(kid[off[n] : off[n + 1]])) for n in range(len(view))]
+    missing = [len(set(child[off[n] : off[n + 1]])) for n in range(len(view))]
     for n in range(len(view)):
-        for k in set(kid[off[n] : off[n + 1]]):
+        for k in set(child[off[n] : off[n + 1]]):
             users.setdefault(k, []).append(n)
     ready = [n for n, left in enumerate(missing) if not left and holding[n]]
     known: set[int] = set()

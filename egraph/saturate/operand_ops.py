@@ -15,7 +15,7 @@ class Shapes:
 
     def __init__(self, names: Sequence[str], arrays: Mapping[str, np.ndarray[Any, Any]], n_classes: int) -> None:
         self.number = {name: i for i, name in enumerate(names)}
-        self.op, self.off, self.kid = arrays["op"], arrays["off"], arrays["kid"]
+        self.op, self.off, self.child = arrays["op"], arrays["off"], arrays["child"]
         self.holds = np.zeros((len(names), n_classes), np.bool_)
         self.holds[self.op, arrays["cls"]] = True
         self.known: dict[Any, bool] = {}
@@ -32,5 +32,5 @@ class Shapes:
         start = self.off[:-1][self.op == self.number[op]]
         found = np.ones(len(start), np.bool_)
         for i, inner in operands:
-            found &= self.holds[self.number[inner]][self.kid[start + i]] if inner in self.number else False
+            found &= self.holds[self.number[inner]][self.child[start + i]] if inner in self.number else False
         return bool(found.any())

@@ -44,7 +44,7 @@ class CostFilter:
             price = [FARTHEST * pricing.launch if _may_lack(op) else p for op, p in zip(view.op, price)]
         best, _ = view.cheapest(price)
         found = np.zeros(len(view), np.bool_) if view.original_nodes is None else view.original_nodes.copy()
-        rank = [price[i] + sum(best[k] for k in view.kids(i).tolist()) for i in range(len(view))]
+        rank = [price[i] + sum(best[k] for k in view.children(i).tolist()) for i in range(len(view))]
         for c in range(view.n_classes):
             rows = sorted(view.nodes_of(c).tolist(), key=lambda i: (rank[i], view.op[i], i))
             first: dict[str, int] = {}
@@ -71,7 +71,7 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pri
     if not rounds:
         return last
     marked = narrow.keeps(last, pricing)
-    table = {(last.what(i), *last.kids(i).tolist()): i for i in range(len(last))}
+    table = {(last.label(i), *last.children(i).tolist()): i for i in range(len(last))}
     for view in rounds[:-1]:
         marks = narrow.keeps(view, pricing)
         of = [-1] * view.n_classes
@@ -81,10 +81,10 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pri
         while rest:
             later = []
             for i in rest:
-                kids = [of[k] for k in view.kids(i).tolist()]
-                if -1 in kids:
+                children = [of[k] for k in view.children(i).tolist()]
+                if -1 in children:
                     later.append(i)
-                elif (at := table.get((view.what(i), *kids))) is not None:
+                elif (at := table.get((view.label(i), *children))) is not None:
                     of[view.cls[i]] = int(last.cls[at])
                     marked[at] |= marks[i]
             if len(later) == len(rest):
@@ -113,7 +113,7 @@ def cheap_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
         of.setdefault(int(view.cls[i]), []).append(i)
     reached, todo = {*view.roots}, [*view.roots]
     while todo:
-        for k in {k for i in of.get(todo.pop(), ()) for k in view.kids(i).tolist()} - reached:
+        for k in {k for i in of.get(todo.pop(), ()) for k in view.children(i).tolist()} - reached:
             reached.add(k)
             todo.append(k)
     return view.only(marked & np.isin(view.cls, [*reached]))

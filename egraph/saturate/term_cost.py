@@ -257,11 +257,11 @@ def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
     alone."""
     prices, found = _Prices(pricing), []
     weight, types = view.weight.tolist(), view.types
-    cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
+    cls, off, child = view.cls.tolist(), view.off.tolist(), view.child.tolist()
     for i, op in enumerate(view.op):
-        kids = kid[off[i] : off[i + 1]]
-        free = all(weight[k] for k in kids)
-        found.append(0.0 if free else float(prices.of(op, types[cls[i]], [types[k] for k in kids])))
+        children = child[off[i] : off[i + 1]]
+        free = all(weight[k] for k in children)
+        found.append(0.0 if free else float(prices.of(op, types[cls[i]], [types[k] for k in children])))
     return found
 
 

@@ -32,8 +32,8 @@ Key = tuple[object, ...]  # an e-node over e-classes: its op, attributes and ope
 
 def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
     """Returns (label, operand e-classes) of each e-node."""
-    off, kid = view.off.tolist(), view.kid.tolist()
-    return [(view.what(i), tuple(kid[off[i] : off[i + 1]])) for i in range(len(view))]
+    off, child = view.off.tolist(), view.child.tolist()
+    return [(view.label(i), tuple(child[off[i] : off[i + 1]])) for i in range(len(view))]
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:
@@ -102,8 +102,8 @@ class _Union:
         for n, view in enumerate(views):
             base = self.first[n]
             self.nodes += [
-                (what, tuple([k + base for k in kids]), c + base)
-                for (what, kids), c in zip(_keys(view), view.cls.tolist())
+                (what, tuple([k + base for k in children]), c + base)
+                for (what, children), c in zip(_keys(view), view.cls.tolist())
             ]
             self.source += [(n, i) for i in range(len(view))]
             age = view.age if view.age is not None else np.zeros(view.n_classes, np.int32)
@@ -121,8 +121,8 @@ class _Union:
                 self.merged.join(of.setdefault(value, base + c), base + c)
         labels = [what for what, _, _ in self.nodes]
         cls = np.concatenate([v.cls + base for base, v in zip(self.first, self.views)])
-        kid = np.concatenate([v.kid + base for base, v in zip(self.first, self.views)])
-        self.merged.close(self.first[-1], labels, cls, np.concatenate([np.diff(v.off) for v in self.views]), kid)
+        child = np.concatenate([v.child + base for base, v in zip(self.first, self.views)])
+        self.merged.close(self.first[-1], labels, cls, np.concatenate([np.diff(v.off) for v in self.views]), child)
 
     def view(self) -> EGraphView:
         """The merged view. E-classes are ordered by the first view, then by the following ones."""
@@ -130,12 +130,16 @@ class _Union:
         number = {c: n for n, c in enumerate(dict.fromkeys(root))}
         of = [number[c] for c in root]
         kept: dict[Key, int] = {}
-        for i, (what, kids, c) in enumerate(self.nodes):
-            kept.setdefault((what, tuple([of[k] for k in kids]), of[c]), i)
+        for i, (what, children, c) in enumerate(self.nodes):
+            kept.setdefault((what, tuple([of[k] for k in children]), of[c]), i)
         flags = [
             v.original_nodes[i] if v.original_nodes is not None else False for v in self.views for i in range(len(v))
         ]
-        own = {(what, tuple([of[k] for k in kids]), of[c]) for (what, kids, c), flag in zip(self.nodes, flags) if flag}
+        own = {
+            (what, tuple([of[k] for k in children]), of[c])
+            for (what, children, c), flag in zip(self.nodes, flags)
+            if flag
+        }
         rows = sorted(kept.values(), key=lambda i: of[self.nodes[i][2]])
         place = np.array(of, np.int64)
         types = [t for v in self.views for t in v.types]
@@ -151,7 +155,7 @@ class _Union:
             attrs=[v.attrs[i] for v, i in from_],
             cls=np.array([of[self.nodes[r][2]] for r in rows], np.int32),
             off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
-            kid=np.array([k for row in reads for k in row], np.int32),
+            child=np.array([k for row in reads for k in row], np.int32),
             types=[types[first[c]] for c in range(len(number))],
             weight=weight,
             roots=tuple(of[r] for r in self.views[0].roots),

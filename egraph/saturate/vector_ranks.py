@@ -43,7 +43,7 @@ class VectorRanks:
             return self.find(("rank", term.name))
         if isinstance(term, Literal):
             return None
-        kids = [self.of(a) for a in term.args]
+        children = [self.of(a) for a in term.args]
         attrs = dict(term.attrs)
 
         def length(name: str) -> Key | None:
@@ -55,10 +55,10 @@ class VectorRanks:
             return length("shape")
         if entry.law in ("gather", "windows", "cross_entropy"):
             return None
-        found = kids[0] if kids else None
+        found = children[0] if children else None
         if entry.pointwise or entry.law in ("concat", "rope", "attention", "conv", "gather_elements"):
-            for kid in kids[1:] if entry.law != "attention" else kids[1:3]:
-                found = self.join(found, kid)
+            for child in children[1:] if entry.law != "attention" else children[1:3]:
+                found = self.join(found, child)
         if entry.law == "permute":
             found = self.join(found, length("perm"))
         if entry.law == "broadcast_to":

@@ -38,11 +38,11 @@ class MergedClasses:
             found[c] = self.find(c)
         return found
 
-    def close(self, count: int, labels: Iterable[Hashable], cls: Ints, width: Ints, kid: Ints) -> None:
+    def close(self, count: int, labels: Iterable[Hashable], cls: Ints, width: Ints, child: Ints) -> None:
         """Merge those of `count` e-classes that hold an equal e-node, until there are none.
 
         Of each e-node, `labels` has what it is without its operands (op and attributes, or the tensor of a leaf), `cls`
-        its e-class, and `width` the number of its operands, whose e-classes follow each other in `kid`.
+        its e-class, and `width` the number of its operands, whose e-classes follow each other in `child`.
         """
         ids: dict[Hashable, int] = {}
         label = np.array([ids.setdefault(one, len(ids)) for one in labels], np.int64)
@@ -52,7 +52,7 @@ class MergedClasses:
         while merged_some:
             merged_some, found = False, self.representatives(count)
             for rows in alike:
-                reads = found[kid[start[rows, None] + np.arange(width[rows[0]])]]
+                reads = found[child[start[rows, None] + np.arange(width[rows[0]])]]
                 keys = np.column_stack([label[rows], reads])
                 order = np.lexsort(keys.T)
                 keys, classes = keys[order], found[cls[rows[order]]]

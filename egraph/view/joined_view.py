@@ -35,7 +35,7 @@ class _BlockJoiner:
         self.attrs: list[tuple[tuple[str, Any], ...]] = []
         self.cls: list[Ints] = []
         self.width: list[Ints] = []
-        self.kid: list[Ints] = []
+        self.child: list[Ints] = []
         self.original_nodes: list[Bools] = []
         self.tensors: dict[int, Tensor] = {}
         self.placed: list[tuple[int, int, int]] = []  # (block, first e-class, number of e-classes) of each instance
@@ -59,7 +59,7 @@ class _BlockJoiner:
             attrs=[view.attrs[i] for i in keep.tolist()],
             cls=view.cls[keep],
             width=width[keep],
-            kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
+            child=view.child[np.repeat(np.isin(np.arange(len(view)), keep), width)],
             original_nodes=view.original_nodes[keep]
             if view.original_nodes is not None
             else np.zeros(len(keep), np.bool_),
@@ -81,7 +81,7 @@ class _BlockJoiner:
         self.attrs += template.attrs
         self.cls.append(template.cls + first)
         self.width.append(template.width)
-        self.kid.append(template.kid + first)
+        self.child.append(template.child + first)
         self.original_nodes.append(template.original_nodes)
         for place, constant in template.constants.items():
             self.tensors[base + place] = constant
@@ -121,22 +121,22 @@ class _BlockJoiner:
             self.attrs.append(value.attrs)
             self.cls.append(np.array([self.of[value]], np.int32))
             self.width.append(np.array([len(value.args)], np.int32))
-            self.kid.append(np.array([self.of[a] for a in value.args], np.int32))
+            self.child.append(np.array([self.of[a] for a in value.args], np.int32))
             self.original_nodes.append(np.ones(1, np.bool_))
 
     def merge_congruent(self) -> None:
         """Merge e-classes that hold an equal e-node: two blocks that read a value may both have found the same function
         of it."""
         labels = [self.tensors.get(i, (op, attrs)) for i, (op, attrs) in enumerate(zip(self.ops, self.attrs))]
-        parts = (self.cls, self.width, self.kid)
+        parts = (self.cls, self.width, self.child)
         self.merged.close(self.size, labels, *(np.concatenate([np.zeros(0, np.int32), *p]) for p in parts))
 
     def view(self) -> EGraphView:
         """The joined view, e-classes renumbered."""
         old = self.merged.representatives(self.size)
         rows = np.concatenate([np.zeros(0, np.int32), *self.cls])
-        kids = np.concatenate([np.zeros(0, np.int32), *self.kid])
-        used = np.unique(old[np.concatenate([rows, kids, [self.of[r] for r in self.blocks.graph.roots]])])
+        children = np.concatenate([np.zeros(0, np.int32), *self.child])
+        used = np.unique(old[np.concatenate([rows, children, [self.of[r] for r in self.blocks.graph.roots]])])
         number = np.full(self.size, -1, np.int32)
         number[used] = np.arange(len(used), dtype=np.int32)
         number = number[old]
@@ -155,7 +155,7 @@ class _BlockJoiner:
             attrs=self.attrs,
             cls=number[rows],
             off=np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int32), *self.width]))]).astype(np.int32),
-            kid=number[kids],
+            child=number[children],
             types=[self.types[c] for c in used.tolist()],
             weight=flagged(self.weights),
             roots=tuple(int(number[self.of[r]]) for r in self.blocks.graph.roots),
@@ -178,7 +178,7 @@ class _Template:
     attrs: list[tuple[tuple[str, Any], ...]]
     cls: Ints
     width: Ints
-    kid: Ints
+    child: Ints
     original_nodes: Bools
     boundary: dict[str, int]
     constants: dict[int, Tensor]

@@ -25,7 +25,7 @@ class Matcher:
     def __init__(self, view: EGraphView) -> None:
         self.view = view
         self._off: list[int] = view.off.tolist()
-        self._kid: list[int] = view.kid.tolist()
+        self._child: list[int] = view.child.tolist()
         self._cls: list[int] = view.cls.tolist()
         self._weight: list[bool] = [bool(w) for w in view.weight]
 
@@ -61,7 +61,7 @@ class Matcher:
 
     def children(self, node: int) -> list[int]:
         """Operand e-classes of an e-node."""
-        return self._kid[self._off[node] : self._off[node + 1]]
+        return self._child[self._off[node] : self._off[node + 1]]
 
     @cached_property
     def values(self) -> list[tuple[Any, ...]]:
@@ -162,27 +162,27 @@ class _Search:
                 self.steps.append(_set(slots, place, lambda: values[slots[here]][i]))
 
     def _operand(self, term: Term, here: int, i: int) -> None:
-        slots, kid, off = self.slots, self.matcher._kid, self.matcher._off
+        slots, child, off = self.slots, self.matcher._child, self.matcher._off
         if isinstance(term, PatternCall):
             place = self._slot()
             self.steps.append(self._nodes(term.op, here, i, place))
             self._call(term, place)
         elif isinstance(term, Literal):
-            self.steps.append(_where(lambda: self._is(term.value, kid[off[slots[here]] + i])))
+            self.steps.append(_where(lambda: self._is(term.value, child[off[slots[here]] + i])))
         elif term.name in self.known:
             place = self.known[term.name]
-            self.steps.append(_where(lambda: bool(slots[place] == kid[off[slots[here]] + i])))
+            self.steps.append(_where(lambda: bool(slots[place] == child[off[slots[here]] + i])))
         else:
             place = self.known[term.name] = self._slot()
-            self.steps.append(_set(slots, place, lambda: kid[off[slots[here]] + i]))
+            self.steps.append(_set(slots, place, lambda: child[off[slots[here]] + i]))
 
     def _nodes(self, op: str, here: int, i: int, place: int) -> Callable[[Then], Then]:
         """Step: try every e-node of the op in the operand's e-class."""
-        slots, kid, off, rows = self.slots, self.matcher._kid, self.matcher._off, self.matcher.by_class_op
+        slots, child, off, rows = self.slots, self.matcher._child, self.matcher._off, self.matcher.by_class_op
 
         def step(then: Then) -> Then:
             def run() -> None:
-                for node in rows.get((kid[off[slots[here]] + i], op), ()):
+                for node in rows.get((child[off[slots[here]] + i], op), ()):
                     slots[place] = node
                     then()
 

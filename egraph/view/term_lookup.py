@@ -18,14 +18,14 @@ class TermLookup:
     def __init__(self, view: EGraphView) -> None:
         self._leaves: dict[Tensor, set[int]] = {}
         self._nodes: dict[tuple[Any, ...], set[int]] = {}
-        off, kid = view.off.tolist(), view.kid.tolist()
+        off, child = view.off.tolist(), view.child.tolist()
         keys = dict[int, Any]()
         for n, (op, attrs, cls) in enumerate(zip(view.op, view.attrs, view.cls.tolist())):
             if (leaf := view.tensors.get(n)) is not None:
                 self._leaves.setdefault(leaf, set()).add(cls)
                 continue
             key = keys.get(id(attrs)) or keys.setdefault(id(attrs), attrs_key(attrs))
-            self._nodes.setdefault((op, key, tuple(kid[off[n] : off[n + 1]])), set()).add(cls)
+            self._nodes.setdefault((op, key, tuple(child[off[n] : off[n + 1]])), set()).add(cls)
 
     def checker(
         self, terms: Sequence[Tensor], given: Sequence[Tensor]
@@ -50,8 +50,8 @@ class TermLookup:
             for place, c in zip(places, classes, strict=True):
                 if place >= 0:
                     found[place] = (c,)
-            for n, op, key, kids in steps:
-                several = product(*(found[k] for k in kids))
+            for n, op, key, children in steps:
+                several = product(*(found[k] for k in children))
                 found[n] = {c for k in several for c in self._nodes.get((op, key, k), NOWHERE)}
                 if not found[n]:
                     return False

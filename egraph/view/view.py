@@ -28,14 +28,14 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True, eq=False)
 class EGraphView:
-    """E-nodes and e-classes as arrays. E-node i is `op[i]` with `attrs[i]` over the e-classes `kid[off[i]:off[i+1]]`.
+    """E-nodes and e-classes as arrays. E-node i is `op[i]` with `attrs[i]` over the e-classes `child[off[i]:off[i+1]]`.
 
     `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
     only). `report`: how saturation went. `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the
     original graph to its e-class (in a joined view: those outside of blocks). `roots`: e-classes of the outputs, then
     of the state updates.
 
-    Invariants: `off` ascends from 0 to `len(kid)`. All e-nodes of a class have its type and compute equal values.
+    Invariants: `off` ascends from 0 to `len(child)`. All e-nodes of a class have its type and compute equal values.
     E-nodes are in no particular order, and a class may have none (`only` drops e-nodes and keeps the numbers of
     classes). No invariant: classes may be cyclic (`extractable` checks the roots), and only the view of one saturation
     has each e-node (op, attributes, operand classes) once; joined blocks and lifted sizes may repeat some in other
@@ -46,7 +46,7 @@ class EGraphView:
     attrs: list[tuple[tuple[str, Any], ...]]
     cls: Ints
     off: Ints
-    kid: Ints
+    child: Ints
     types: list[Type]
     weight: Bools
     roots: tuple[int, ...]
@@ -86,11 +86,11 @@ class EGraphView:
         order, start = self._by_class
         return order[start[cls] : start[cls + 1]]
 
-    def kids(self, node: int) -> Ints:
+    def children(self, node: int) -> Ints:
         """The operand e-classes of an e-node."""
-        return self.kid[self.off[node] : self.off[node + 1]]
+        return self.child[self.off[node] : self.off[node + 1]]
 
-    def what(self, node: int) -> object:
+    def label(self, node: int) -> object:
         """Label of an e-node without its operands: the leaf tensor, or (op, attributes)."""
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
@@ -100,7 +100,7 @@ class EGraphView:
         width = np.diff(self.off)
         return replace(
             self, op=[self.op[i] for i in kept], attrs=[self.attrs[i] for i in kept], cls=self.cls[nodes],
-            off=np.concatenate([[0], np.cumsum(width[nodes])]).astype(np.int32), kid=self.kid[np.repeat(nodes, width)],
+            off=np.concatenate([[0], np.cumsum(width[nodes])]).astype(np.int32), child=self.child[np.repeat(nodes, width)],
             tensors={n: self.tensors[i] for n, i in enumerate(kept) if i in self.tensors},
             original_nodes=None if self.original_nodes is None else self.original_nodes[nodes],
         )  # fmt: skip
@@ -145,7 +145,7 @@ class EGraphView:
         nodes = {
             names[i]: {
                 "op": _label(self, i),
-                "children": [names[first[k]] for k in self.kids(i).tolist()],
+                "children": [names[first[k]] for k in self.children(i).tolist()],
                 "eclass": f"c{self.cls[i]}",
                 "cost": 1.0 if cost is None else float(cost[i]),
             }
@@ -186,14 +186,14 @@ def _label(view: EGraphView, node: int) -> str:
 
 
 def _spelled(view: EGraphView, node: int) -> str:
-    return f"{_label(view, node)}({', '.join(f'c{k}' for k in view.kids(node).tolist())})"
+    return f"{_label(view, node)}({', '.join(f'c{k}' for k in view.children(node).tolist())})"
 
 
 def _parents(view: EGraphView) -> tuple[list[int], list[int]]:
     """CSR arrays (e-nodes, offsets): the e-nodes that use each e-class, once per use."""
     owner = np.repeat(np.arange(len(view), dtype=np.int32), np.diff(view.off))
-    order = np.argsort(view.kid, kind="stable")
-    start = np.searchsorted(view.kid[order], np.arange(view.n_classes + 1))
+    order = np.argsort(view.child, kind="stable")
+    start = np.searchsorted(view.child[order], np.arange(view.n_classes + 1))
     return owner[order].tolist(), start.tolist()
 
 
@@ -201,7 +201,7 @@ def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], li
     """(price of the cheapest term of each e-class, its e-node), infinite and -1 without a finite term
     (`EGraphView.cheapest`)."""
     users, start = _parents(view)
-    cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
+    cls, off, child = view.cls.tolist(), view.off.tolist(), view.child.tolist()
     left = np.diff(view.off).tolist()
     best, choice = [INFINITY] * view.n_classes, [-1] * view.n_classes
     done = bytearray(view.n_classes)
@@ -215,7 +215,7 @@ def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], li
         for user in users[start[c] : start[c + 1]]:
             left[user] -= 1
             if not left[user] and not done[cls[user]]:
-                total = price[user] + sum(best[k] for k in kid[off[user] : off[user + 1]])
+                total = price[user] + sum(best[k] for k in child[off[user] : off[user + 1]])
                 heapq.heappush(heap, (total, cls[user], user))
     return best, choice
 
@@ -231,15 +231,15 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
         node = choice[c] if not isinstance(choice, Mapping) else choice.get(c, -1)
         if node < 0:
             raise ExtractionError(f"class {c} has no chosen e-node")
-        kids = view.kids(node).tolist()
-        missing = [k for k in kids if k not in built]
+        children = view.children(node).tolist()
+        missing = [k for k in children if k not in built]
         if missing:
             if c in open_classes:
                 raise ExtractionError(f"the chosen e-nodes form a cycle through class {c}")
             open_classes.add(c)
             stack.extend(reversed(missing))
             continue
-        built[c] = view.node_tensor(node, [built[k] for k in kids])
+        built[c] = view.node_tensor(node, [built[k] for k in children])
         stack.pop()
     return built[cls]
 
@@ -273,13 +273,13 @@ def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
     nodes, classes = list(number), next(unused)
     first = {number[n]: n for n in reversed(nodes)}
     fixed = weight_only(nodes)
-    kids = [[number[a] for a in n.args] for n in nodes]
+    children = [[number[a] for a in n.args] for n in nodes]
     return EGraphView(
         op=[n.op for n in nodes],
         attrs=[n.attrs for n in nodes],
         cls=np.array([number[n] for n in nodes], np.int32),
-        off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
-        kid=np.array([k for row in kids for k in row], np.int32),
+        off=np.cumsum([0, *map(len, children)]).astype(np.int32),
+        child=np.array([k for row in children for k in row], np.int32),
         types=[first[c].type for c in range(classes)],
         weight=np.array([first[c] in fixed for c in range(classes)], np.bool_),
         roots=tuple(number[r] for r in graph.roots),

@@ -96,15 +96,15 @@ class Hypergraph:
         outputs: list[tuple[int, ...]] = []
         needs = []
         for candidate in self.candidates:
-            kids = set()
+            children = set()
             for _, vertex in candidate.inputs:
                 number = known(vertex)
                 if number is None:
                     if vertex in unneeded:
                         continue
                     number = numbers[vertex] = len(numbers)
-                kids.add(number)
-            needs.append(tuple(sorted(kids)))
+                children.add(number)
+            needs.append(tuple(sorted(children)))
             outputs.append(tuple([numbers.setdefault(v, len(numbers)) for v in candidate.outputs]))
         roots = [numbers.setdefault(r, len(numbers)) for r in dict.fromkeys(self.roots)]
         bundles = dict.fromkeys([o for o in outputs if len(o) > 1])
@@ -130,12 +130,12 @@ class Hypergraph:
 
     @cached_property
     def flat(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The candidates as arrays (made, off, kid): candidate i writes the vertex made[i] and reads the vertices
-        kid[off[i]:off[i+1]] (ids: `numbered`)."""
+        """The candidates as arrays (made, off, child): candidate i writes the vertex made[i] and reads the vertices
+        child[off[i]:off[i+1]] (ids: `numbered`)."""
         needs = self.numbered.needs
         off = np.concatenate([[0], np.cumsum([len(n) for n in needs])]).astype(np.int64)
-        kid = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))
-        return np.array(self.numbered.made, np.int64), off, kid
+        child = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))
+        return np.array(self.numbered.made, np.int64), off, child
 
     @cached_property
     def views(self) -> list[int]:
@@ -197,7 +197,7 @@ def _makers(numbered: NumberedHypergraph, chosen: Sequence[int]) -> list[list[in
         for v in needs[i]:
             waiting[v].append(i)
     makers: list[list[int]] = [[] for _ in range(size)]
-    missing = [len(kids) for kids in needs]
+    missing = [len(children) for children in needs]
     ready = [i for i in chosen if not missing[i]]
     while ready:
         i = ready.pop()

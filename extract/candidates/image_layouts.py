@@ -28,14 +28,14 @@ def image_classes(view: EGraphView) -> frozenset[int]:
     beside: dict[int, set[int]] = {}
     todo: list[int] = []
     for node, op in enumerate(view.op):
-        kids, cls = view.kids(node).tolist(), int(view.cls[node])
+        children, cls = view.children(node).tolist(), int(view.cls[node])
         if op in IMAGE_OPS:
-            todo += [cls, kids[0]]
+            todo += [cls, children[0]]
         elif OPS[op].pointwise or (OPS[op].moves and "axis" in OPS[op].attrs):
-            for kid in kids:
-                if rank[kid] == rank[cls]:
-                    beside.setdefault(cls, set()).add(kid)
-                    beside.setdefault(kid, set()).add(cls)
+            for child in children:
+                if rank[child] == rank[cls]:
+                    beside.setdefault(cls, set()).add(child)
+                    beside.setdefault(child, set()).add(cls)
     found: set[int] = set()
     while todo:
         cls = todo.pop()

@@ -132,7 +132,7 @@ class FusionGroups(NodeChoice):
                 continue
             order[cls] = None
             nodes = [self.choice[cls]] if cls in self.settled else self.plausible(cls)
-            stack += [k for n in nodes for k in self.facts.kids[n]]
+            stack += [k for n in nodes for k in self.facts.children[n]]
         return list(order)
 
     @property

@@ -142,12 +142,14 @@ class FusionGrowth:
         others = policy.left_only and product and not bare_spread
         first = policy.rows_bare and OPS[r.view.op[node]].several_passes
         size = facts.elements(cls) if lean and OPS[r.view.op[node]].pointwise else 0
-        kids = facts.kids[node]
-        spread = [k for k in kids if k not in facts.elementwise_classes and facts.elements(k) < size] if size else []
+        children = facts.children[node]
+        spread = (
+            [k for k in children if k not in facts.elementwise_classes and facts.elements(k) < size] if size else []
+        )
         if spread:
             self.spread |= dict.fromkeys(spread)
         parts = []
-        for i, k in enumerate(kids):
+        for i, k in enumerate(children):
             thin = bool(i) or not policy.rows_below if product and bare_spread else lean
             bare = (others if i else first or kind == "written") or k in spread
             parts.append(self._class(k, beside, products, below, bare, thin))
@@ -186,7 +188,7 @@ class FusionGrowth:
         if nodes is None:
             nodes = self.admitted[key] = r.admissible(cls, self.policy, products, below, lean)
         for n in nodes:
-            if own not in r.facts.kids[n]:
+            if own not in r.facts.children[n]:
                 return n
         return None
 

@@ -125,7 +125,7 @@ class MaximalFusion:
         found = {c for members in self.large for c in members}
         stack = [*found]
         while stack:
-            below = [k for k in self.values.kids(stack.pop()) if self.values.recomputed.get(k) and k not in found]
+            below = [k for k in self.values.children(stack.pop()) if self.values.recomputed.get(k) and k not in found]
             found.update(below)
             stack += below
         return found
@@ -146,7 +146,7 @@ class MaximalFusion:
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
             if c in self.unstarted and self.values.recomputed.get(c):
-                if not is_view(self.values.op(c)) or any(k in found for k in self.values.kids(c)):
+                if not is_view(self.values.op(c)) or any(k in found for k in self.values.children(c)):
                     found.add(c)
         return found
 
@@ -205,11 +205,11 @@ class MaximalFusion:
                 leaves[made[c]] = c
             elif ready:
                 leaf = view.tensors.get(node)
-                args = [made[k] for k in values.kids(c)]
+                args = [made[k] for k in values.children(c)]
                 made[c] = leaf if leaf is not None else make(view.op[node], args, dict(view.attrs[node]))
             else:
                 stack.append((c, True))
-                stack += [(k, False) for k in reversed(values.kids(c)) if k not in made]
+                stack += [(k, False) for k in reversed(values.children(c)) if k not in made]
         if not results or len(leaves) > MAX_PART_OPERANDS or len(results) > MAX_PART_RESULTS:
             return None
         terms = tuple(made[c] for c in results)
@@ -240,7 +240,7 @@ def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> 
     while stack:
         own_nodes = nodes.get(stack.pop(), [])
         kept[own_nodes] = True
-        fresh = {k for n in own_nodes for k in view.kids(n).tolist()} - seen
+        fresh = {k for n in own_nodes for k in view.children(n).tolist()} - seen
         seen |= fresh
         stack += fresh
     return view.only(kept)

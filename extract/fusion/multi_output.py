@@ -234,7 +234,7 @@ class MultiOutputFusion:
         found: dict[int, list[tuple[int, int, int]]] = {}
         for node, op in enumerate(view.op):
             if op == "slice" and (a := dict(view.attrs[node]))["step"] == 1:
-                (source,) = view.kids(node).tolist()
+                (source,) = view.children(node).tolist()
                 found.setdefault(source, []).append((a["axis"], a["start"], int(view.cls[node])))
         return found
 
@@ -271,7 +271,7 @@ class MultiOutputFusion:
         e-classes that its steps read.
         """
         for node in shown.path:
-            args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
+            args = [t if k == cls else leaves[k] for k in self.view.children(node).tolist()]
             t, cls = make(self.view.op[node], args, dict(self.view.attrs[node])), int(self.view.cls[node])
         return t
 
@@ -279,7 +279,7 @@ class MultiOutputFusion:
         """E-classes that the derivation `shown` reads besides `cls`, where it begins; all are in memory before any
         kernel runs."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
-        return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
+        return [k for n in shown.path for k in self.view.children(n).tolist() if k not in made]
 
     @cached_property
     def _steps(self) -> dict[int, list[int]]:
@@ -287,8 +287,8 @@ class MultiOutputFusion:
         found: dict[int, list[int]] = {}
         for node, op in enumerate(self.view.op):
             if op in ("reshape", "permute") or OPS[op].pointwise:
-                kids = set(self.view.kids(node).tolist())
-                for k in {k for k in kids if kids - {k} <= self.groups.given and k not in self.groups.given}:
+                children = set(self.view.children(node).tolist())
+                for k in {k for k in children if children - {k} <= self.groups.given and k not in self.groups.given}:
                     found.setdefault(k, []).append(node)
         return found
 

@@ -58,7 +58,7 @@ class NodeChoice:
     @cached_property
     def _node_costs(self) -> list[float]:
         price, best, _ = self._costs
-        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self.facts.kids)]
+        return [p + sum([best[k] for k in children]) for p, children in zip(price, self.facts.children)]
 
     @cached_property
     def stored_classes(self) -> set[int]:
@@ -96,7 +96,7 @@ class NodeChoice:
         one."""
         node = self.choice[cls]
         return cls in self.given or (
-            node >= 0 and self.view.op[node] == "cast" and self.facts.kids[node][0] in self.given
+            node >= 0 and self.view.op[node] == "cast" and self.facts.children[node][0] in self.given
         )
 
     def below(self, cls: int) -> set[int]:
@@ -107,8 +107,8 @@ class NodeChoice:
             while todo:
                 node = choice[todo.pop()]
                 if node >= 0 and self.facts.kinds[node] in ("rows", "cheap"):
-                    todo += [k for k in self.facts.kids[node] if k not in found and k not in self.given]
-                    found.update(self.facts.kids[node])
+                    todo += [k for k in self.facts.children[node] if k not in found and k not in self.given]
+                    found.update(self.facts.children[node])
             self._below[cls] = found
         return self._below[cls]
 
@@ -118,9 +118,9 @@ class NodeChoice:
         found = self._attend.get(node)
         if found is None:
             entry = OPS[self.view.op[node]]
-            kids = self.facts.kids[node] if entry.kind == "view" else ()
+            children = self.facts.children[node] if entry.kind == "view" else ()
             found = entry.law == "attention" or any(
-                all(OPS[self.view.op[n]].law == "attention" for n in self._by_class[k]) for k in kids
+                all(OPS[self.view.op[n]].law == "attention" for n in self._by_class[k]) for k in children
             )
             self._attend[node] = found
         return found
@@ -132,7 +132,7 @@ class NodeChoice:
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
             first = self.facts.kinds[node] == "product"
-            todo = [(k, int(first)) for k in self.facts.kids[node]]
+            todo = [(k, int(first)) for k in self.facts.children[node]]
             while todo and len(found) < 4 * MAX_GROUP_NODES:
                 cls, used = todo.pop()
                 if cls in self.given or choice[cls] < 0:
@@ -141,7 +141,7 @@ class NodeChoice:
                 used += kind == "product"
                 if kind not in never and used <= min(products, found.get(cls, UNLIMITED_PRODUCTS) - 1):
                     found[cls] = used
-                    todo += [(k, used) for k in self.facts.kids[choice[cls]]]
+                    todo += [(k, used) for k in self.facts.children[choice[cls]]]
             self._insides[key] = set(found)
         return self._insides[key]
 
@@ -199,7 +199,7 @@ class NodeChoice:
         """
         if self.view.op[node] != "slice":
             return 1.0
-        return self.facts.elements(int(self.view.cls[node])) / max(self.facts.elements(self.facts.kids[node][0]), 1)
+        return self.facts.elements(int(self.view.cls[node])) / max(self.facts.elements(self.facts.children[node][0]), 1)
 
     def starts(self, cls: int) -> list[int]:
         """The few cheapest e-nodes of an e-class, at which its fusion groups start."""

@@ -56,22 +56,22 @@ class RepeatedSubgraphs:
         colour = _mixed(np.array([known.setdefault(m, len(known)) for m in self.marks], np.uint64))
         bare = np.zeros(view.n_classes, np.bool_)
         bare[list(self.given)] = True
-        cls, kid, count = view.cls.astype(np.int64), view.kid.astype(np.int64), np.diff(view.off)
+        cls, child, count = view.cls.astype(np.int64), view.child.astype(np.int64), np.diff(view.off)
         node = np.repeat(np.arange(len(view)), count)  # owner node of each edge
-        place = _mixed(np.arange(len(kid)).astype(np.uint64) - view.off[node].astype(np.uint64) + np.uint64(1 << 20))
+        place = _mixed(np.arange(len(child)).astype(np.uint64) - view.off[node].astype(np.uint64) + np.uint64(1 << 20))
         kind = _mixed(np.array(self._kinds, np.uint64) + np.uint64(1 << 32))
         # A concatenation must not distinguish its operands: neither by their number and position, nor by its direction
         joins = np.array([op == "concat" for op in view.op], np.bool_)[node]
-        joined = np.unique(kid[joins])
+        joined = np.unique(child[joins])
         first, found = colour, list[list[int]]()
         for distance in range(1, COLOUR_RADIUS + 1):
             below = kind.copy()
-            np.add.at(below, node, _mixed(colour[kid] ^ place))
+            np.add.at(below, node, _mixed(colour[child] ^ place))
             below = _mixed(below)
             above = _mixed(below[node] ^ colour[cls[node]] ^ place)
             fresh = first.copy()
             np.add.at(fresh, cls, below)
-            np.add.at(fresh, kid[~joins], _mixed(above)[~joins])
+            np.add.at(fresh, child[~joins], _mixed(above)[~joins])
             fresh[joined] += CONCAT_COLOUR
             colour = np.where(bare, first, _mixed(fresh))
             if distance in (NEAR_RADIUS, COLOUR_RADIUS):
@@ -80,9 +80,9 @@ class RepeatedSubgraphs:
         return near, far
 
     @cached_property
-    def _kids(self) -> list[list[int]]:
-        off, kid = self.view.off.tolist(), self.view.kid.tolist()
-        return [kid[a:b] for a, b in pairwise(off)]
+    def _children(self) -> list[list[int]]:
+        off, child = self.view.off.tolist(), self.view.child.tolist()
+        return [child[a:b] for a, b in pairwise(off)]
 
     @cached_property
     def _twins(self) -> list[dict[Hashable, list[int]]]:
@@ -93,7 +93,7 @@ class RepeatedSubgraphs:
         return found
 
     def _signature(self, node: int, colours: Sequence[int]) -> Hashable:
-        return self._kinds[node], *[colours[k] for k in self._kids[node]]
+        return self._kinds[node], *[colours[k] for k in self._children[node]]
 
     def outline(self, nodes: Iterable[int]) -> list[OutlineStep]:
         """Structure of the subgraph of the e-nodes `nodes` (from output to inputs), as steps that `image` follows
@@ -101,7 +101,7 @@ class RepeatedSubgraphs:
         colours, cls, found = self._colours[0], self.view.cls, list[OutlineStep]()
         for node in nodes:
             here, signature = int(cls[node]), self._signature(node, colours)
-            found.append((here, signature, self._twins[here][signature].index(node), self._kids[node]))
+            found.append((here, signature, self._twins[here][signature].index(node), self._children[node]))
         return found
 
     def image(self, steps: Iterable[OutlineStep], cls: int, other: int) -> dict[int, int] | None:
@@ -109,12 +109,12 @@ class RepeatedSubgraphs:
 
         `steps`: structure of the subgraph (`outline`). None if the e-nodes below `other` do not correspond.
         """
-        found, twins, kids = {cls: other}, self._twins, self._kids
+        found, twins, children = {cls: other}, self._twins, self._children
         for here, signature, number, ours in steps:
             alike = twins[found[here]].get(signature, ())
             if number >= len(alike):
                 return None
-            for a, b in zip(ours, kids[alike[number]], strict=True):
+            for a, b in zip(ours, children[alike[number]], strict=True):
                 if found.setdefault(a, b) != b:
                     return None
         return found

@@ -28,16 +28,16 @@ def sequence_slice_classes(view: EGraphView, given: frozenset[int], types: Seque
     while True:
         known = len(same) + len(found)
         for n, op in views:
-            cls, kid = int(view.cls[n]), int(view.kids(n)[0])
-            shape, inner = concrete(view.types[cls].shape), concrete(view.types[kid].shape)
-            if op == "cast" and types[cls].dtype == types[kid].dtype:
+            cls, child = int(view.cls[n]), int(view.children(n)[0])
+            shape, inner = concrete(view.types[cls].shape), concrete(view.types[child].shape)
+            if op == "cast" and types[cls].dtype == types[child].dtype:
                 for into in (same, found):
-                    if kid in into:
-                        into.setdefault(cls, into[kid])
-            elif op == "slice" and kid in same and shape[(axis := dict(view.attrs[n])["axis"])] == 1 < inner[axis]:
-                found.setdefault(cls, same[kid])
-            elif op == "reshape" and kid in found and [d for d in shape if d > 1] == [d for d in inner if d > 1]:
-                found.setdefault(cls, found[kid])
+                    if child in into:
+                        into.setdefault(cls, into[child])
+            elif op == "slice" and child in same and shape[(axis := dict(view.attrs[n])["axis"])] == 1 < inner[axis]:
+                found.setdefault(cls, same[child])
+            elif op == "reshape" and child in found and [d for d in shape if d > 1] == [d for d in inner if d > 1]:
+                found.setdefault(cls, found[child])
         if len(same) + len(found) == known:
             break
     sliced = [found[c] for c in {int(view.cls[n]) for n, op in views if op == "slice"} if c in found]

@@ -23,12 +23,12 @@ class ChosenConsumers:
     def __init__(self, view: EGraphView, choice: Sequence[int]) -> None:
         self.view = view
         self.choice = choice
-        self._off, self._kid = view.off.tolist(), view.kid.tolist()
+        self._off, self._child = view.off.tolist(), view.child.tolist()
 
-    def kids(self, cls: int) -> list[int]:
+    def children(self, cls: int) -> list[int]:
         """E-classes that the chosen e-node of an e-class reads; empty if it has none."""
         node = self.choice[cls]
-        return self._kid[self._off[node] : self._off[node + 1]] if node >= 0 else []
+        return self._child[self._off[node] : self._off[node + 1]] if node >= 0 else []
 
     def __contains__(self, cls: int) -> bool:
         return cls in self.above
@@ -43,7 +43,7 @@ class ChosenConsumers:
             cls = stack[-1]
             if cls not in closed:
                 closed[cls] = False
-                stack += [k for k in self.kids(cls) if k not in closed]
+                stack += [k for k in self.children(cls) if k not in closed]
             else:
                 stack.pop()
                 if not closed[cls]:
@@ -56,8 +56,8 @@ class ChosenConsumers:
         """The consumers of each e-class, views included; a root has the additional consumer -1."""
         found: dict[int, set[int]] = {cls: {-1} if cls in self.view.roots else set() for cls in self.order}
         for cls in self.order:
-            for kid in self.kids(cls):
-                found[kid].add(cls)
+            for child in self.children(cls):
+                found[child].add(cls)
         return found
 
     @cached_property
@@ -67,11 +67,11 @@ class ChosenConsumers:
         depth = {-1: 0}
         for cls in reversed(self.order):
             depth[cls] = depth[found[cls]] + 1
-            for kid in self.kids(cls):
-                a, b = cls, found.get(kid, cls)
+            for child in self.children(cls):
+                a, b = cls, found.get(child, cls)
                 while a != b:
                     a, b = (found[a], b) if depth[a] >= depth[b] else (a, found[b])
-                found[kid] = a
+                found[child] = a
         return found
 
     @cached_property
@@ -83,8 +83,8 @@ class ChosenConsumers:
         found = {cls: int(cls in self.view.roots) for cls in self.order}
         for cls in reversed(self.order):
             shows = self.choice[cls] >= 0 and OPS[self.view.op[self.choice[cls]]].kind == "view"
-            for kid in {*self.kids(cls)}:
-                found[kid] += found[cls] if shows else 1
+            for child in {*self.children(cls)}:
+                found[child] += found[cls] if shows else 1
         return found
 
     def beside(self, cls: int, other: int) -> bool:
@@ -108,7 +108,7 @@ class ChosenConsumers:
         """Descendants of an e-class over the chosen e-nodes, the e-class included."""
         todo, found = [cls], {cls}
         while todo:
-            fresh = set(self.kids(todo.pop())) - found
+            fresh = set(self.children(todo.pop())) - found
             found |= fresh
             todo += fresh
         return found

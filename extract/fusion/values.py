@@ -63,9 +63,9 @@ class MaximalFusionValues:
         """Name of the op of an e-class's cheapest e-node."""
         return str(self.groups.view.op[self.groups.uses.choice[cls]])
 
-    def kids(self, cls: int) -> list[int]:
+    def children(self, cls: int) -> list[int]:
         """The e-classes that the chosen e-node of a class reads."""
-        return self.groups.uses.kids(cls)
+        return self.groups.uses.children(cls)
 
     def fits(self, cls: int) -> bool:
         """Whether a kernel of maximal fusion may contain the value of an e-class: an elementwise op or view, a product
@@ -88,7 +88,7 @@ class MaximalFusionValues:
         """`extent` of a class that is a matrix-vector product; None for other classes."""
         if self.op(cls) != "matmul":
             return None
-        left, right = (concrete(self.groups.view.types[k].shape) for k in self.kids(cls))
+        left, right = (concrete(self.groups.view.types[k].shape) for k in self.children(cls))
         return vector_product_extent(left, right)
 
     def short(self, cls: int) -> bool:
@@ -138,7 +138,7 @@ class MaximalFusionValues:
     def _readers(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {c: [] for c in self.order}
         for c in self.order:
-            for k in dict.fromkeys(self.kids(c)):
+            for k in dict.fromkeys(self.children(c)):
                 if k in found:
                     found[k].append(c)
         return found
@@ -150,7 +150,7 @@ class MaximalFusionValues:
         for c in self.order:
             inside = self.fits(c) and not self.reduces(c)
             own = 0.0 if is_view(self.op(c)) else OPS[self.op(c)].flops if inside else inf
-            found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.kids(c)))
+            found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.children(c)))
         return found
 
     @cached_property
@@ -161,7 +161,7 @@ class MaximalFusionValues:
         found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.facts.elements(c) > 1))}
         for c in self.order:
             found[c] = 0
-            for k in self.kids(c):
+            for k in self.children(c):
                 found[c] |= found.get(k, 0)
         return found
 
@@ -169,14 +169,14 @@ class MaximalFusionValues:
         """Yields the e-classes that the value `cls` reads and that are not recomputed by it: values in memory or
         results of fused parts, found through recomputed values."""
         seen: set[int] = set()
-        stack = [*reversed(self.kids(cls))]
+        stack = [*reversed(self.children(cls))]
         while stack:
             k = stack.pop()
             if k in seen or k in self.groups.facts.formulas:
                 continue
             seen.add(k)
             if self.recomputed.get(k):
-                stack += reversed(self.kids(k))
+                stack += reversed(self.children(k))
             else:
                 yield k
 
@@ -184,20 +184,20 @@ class MaximalFusionValues:
         """The e-class behind `root` where that is a view that consumers recompute: its operand, followed through
         further such views."""
         while self.recomputed.get(root):
-            kids = [k for k in self.kids(root) if k not in self.groups.facts.formulas]
-            if len(kids) != 1:
+            children = [k for k in self.children(root) if k not in self.groups.facts.formulas]
+            if len(children) != 1:
                 break
-            (root,) = kids
+            (root,) = children
         return root
 
     def concatenated_values(self, cls: int) -> set[int]:
         """E-classes that the concatenation `cls` joins, found through nested concatenations and views of them."""
         found: set[int] = set()
-        stack = [*self.kids(cls)]
+        stack = [*self.children(cls)]
         while stack:
             k = stack.pop()
             if k in self.recomputed and (self.op(k) == "concat" or is_view(self.op(k))):
-                stack += self.kids(k)
+                stack += self.children(k)
             else:
                 found.add(k)
         return found
@@ -208,7 +208,7 @@ class MaximalFusionValues:
         if (found := self._vector_product(cls)) is not None:
             return found
         view, node = self.groups.view, self.groups.uses.choice[cls]
-        shape, attrs = concrete(view.types[self.kids(cls)[0]].shape), dict(view.attrs[node])
+        shape, attrs = concrete(view.types[self.children(cls)[0]].shape), dict(view.attrs[node])
         axes = [a % len(shape) for a in attrs.get("axes") or (attrs.get("axis", -1),)]
         depth = prod(shape[a] for a in axes)
         return prod(shape) // max(depth, 1), depth, prod(shape[max(axes) + 1 :])

@@ -25,10 +25,10 @@ class ViewFacts:
     given: frozenset[int]
 
     @cached_property
-    def kids(self) -> list[list[int]]:
+    def children(self) -> list[list[int]]:
         """Operand e-classes of each e-node."""
-        off, kid = self.view.off.tolist(), self.view.kid.tolist()
-        return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
+        off, child = self.view.off.tolist(), self.view.child.tolist()
+        return [child[off[n] : off[n + 1]] for n in range(len(self.view))]
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -79,7 +79,7 @@ class ViewFacts:
         while changed:
             changed = False
             for n in nodes:
-                cls, read = int(view.cls[n]), sum(size[k] for k in self.kids[n])
+                cls, read = int(view.cls[n]), sum(size[k] for k in self.children[n])
                 if read < PACKED_RATIO * size[cls]:
                     found[cls], size[cls], changed = n, read, True
         return found
@@ -103,7 +103,7 @@ class ViewFacts:
             size = len(found)
             nodes = [n for n in nodes if cls[n] not in found]
             for n in nodes:
-                if found.issuperset(self.kids[n]):
+                if found.issuperset(self.children[n]):
                     found.add(cls[n])
         return found
 
@@ -114,7 +114,7 @@ class ViewFacts:
     def _reads_windows(self, node: int) -> bool:
         law = OPS[self.view.op[node]].law
         if law == "conv":
-            return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
+            return any(d != 1 for d in self.view.types[self.children[node][1]].shape[2:])
         return law in ("pool", "windows")
 
     def reduces_several_axes(self, node: int) -> bool:

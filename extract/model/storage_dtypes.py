@@ -58,9 +58,11 @@ def _rounded(view: EGraphView) -> tuple[str | None, set[int]]:
     found = {c for c, t in enumerate(view.types) if t.dtype == dtype}
     free = {c for c, t in enumerate(view.types) if not is_float(t.dtype)}  # masks and indices, and float constants
     free |= _fixpoint(
-        view, lambda i, kids: view.op[i] in ("full", "iota") or (view.op[i] not in LEAVES and kids <= free), free
+        view,
+        lambda i, children: view.op[i] in ("full", "iota") or (view.op[i] not in LEAVES and children <= free),
+        free,
     )
-    return dtype, _fixpoint(view, lambda i, kids: bool(kids & found) and kids <= found | free, found)
+    return dtype, _fixpoint(view, lambda i, children: bool(children & found) and children <= found | free, found)
 
 
 def _statistics(view: EGraphView) -> set[int]:
@@ -71,7 +73,7 @@ def _statistics(view: EGraphView) -> set[int]:
 def _cast_from(view: EGraphView, dtype: str) -> set[int]:
     """The e-classes of values cast from a dtype, which it holds exactly."""
     casts = (i for i, op in enumerate(view.op) if op == "cast")
-    return {int(view.cls[i]) for i in casts if view.types[int(view.kids(i)[0])].dtype == dtype}
+    return {int(view.cls[i]) for i in casts if view.types[int(view.children(i)[0])].dtype == dtype}
 
 
 def _only_cast(view: EGraphView, dtype: str) -> set[int]:
@@ -80,7 +82,7 @@ def _only_cast(view: EGraphView, dtype: str) -> set[int]:
     for i in range(len(view)):
         if view.original_nodes is None or view.original_nodes[i]:
             cast = view.op[i] == "cast" and view.types[int(view.cls[i])].dtype == dtype
-            for k in view.kids(i):
+            for k in view.children(i):
                 users.setdefault(int(k), set()).add(cast)
     return {cls for cls, casts in users.items() if casts == {True}}
 
@@ -90,13 +92,13 @@ def _fixpoint(view: EGraphView, holds: Callable[[int, set[int]], bool], found: s
     e-classes; `holds` may read `found`."""
     users: dict[int, list[int]] = {}
     for i in range(len(view)):
-        for k in view.kids(i):
+        for k in view.children(i):
             users.setdefault(int(k), []).append(i)
     todo = [*range(len(view))]
     while todo:
         i = todo.pop()
         cls = int(view.cls[i])
-        if cls not in found and holds(i, {int(k) for k in view.kids(i)}):
+        if cls not in found and holds(i, {int(k) for k in view.children(i)}):
             found.add(cls)
             todo += users.get(cls, ())
     return found
@@ -107,14 +109,14 @@ def positions(view: EGraphView) -> set[int]:
     integers, and the values they are computed from. Only operands that are leaves, or computed from leaves elementwise
     and by moving elements, count: positions times frequencies, but not activations, which the original model rounds as
     well."""
-    wanted = {int(k) for i in range(len(view)) if _magnifies(view, i) for k in view.kids(i)}
+    wanted = {int(k) for i in range(len(view)) if _magnifies(view, i) for k in view.children(i)}
     if not wanted:
         return set()
     makers = _plain(view)
     found: set[int] = set()
     while wanted := {c for c in wanted if c in makers} - found:
         found |= wanted
-        wanted = {int(k) for c in wanted for i in makers[c] for k in view.kids(i)}
+        wanted = {int(k) for c in wanted for i in makers[c] for k in view.children(i)}
     return found
 
 
@@ -124,7 +126,7 @@ def _plain(view: EGraphView) -> dict[int, list[int]]:
     users: dict[int, list[int]] = {}
     missing = []
     for i in range(len(view)):
-        operands = set(view.kids(i).tolist())
+        operands = set(view.children(i).tolist())
         missing.append(len(operands))
         for k in operands:
             users.setdefault(k, []).append(i)

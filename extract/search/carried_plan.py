@@ -32,7 +32,7 @@ def kernels_to_carry(choice: Choice) -> list[int]:
     costs = [p.us if c.template.space is None else math.inf for c, p in zip(short.candidates, prices)]
     with suppress(ExtractionError):  # not all backends have such a plan
         rows = EncodedHypergraph(short, costs)
-        chosen += rows.ordered(solve(rows.problem, time_limit=LIBRARY_SOLVE_S, hasty=True))
+        chosen += rows.ordered(solve(rows.problem, time_limit=LIBRARY_SOLVE_S, beam_only=True))
     return [i for i in dict.fromkeys(chosen) if not short.candidates[i].is_view]
 
 

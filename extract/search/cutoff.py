@@ -125,11 +125,11 @@ def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
     nodes += [
         (v, (len(numbered.vertices) + b,), 0.0) for b, bundle in enumerate(numbered.bundles) for v in bundle
     ]  # fmt: skip
-    missing, sums = [len(kids) for _, kids, _ in nodes], [c for _, _, c in nodes]
+    missing, sums = [len(children) for _, children, _ in nodes], [c for _, _, c in nodes]
     found = [math.inf] * numbered.size
     readers: list[list[int] | None] = [None] * numbered.size
-    for i, (_, kids, _) in enumerate(nodes):
-        for v in kids:
+    for i, (_, children, _) in enumerate(nodes):
+        for v in children:
             if (known := readers[v]) is None:
                 readers[v] = [i]
             else:

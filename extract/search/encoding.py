@@ -51,14 +51,16 @@ class EncodedHypergraph:
         more += [(vertex, (bundle,)) for vertex, bundle in numbered.parts]  # projections of multi-output kernels
         self.candidate += [-1] * len(more)
         limits = [budget.limit(use, self.candidate) for budget, use in zip(budgets, uses)]
-        made, off, kid = hypergraph.flat
+        made, off, child = hypergraph.flat
         counts = np.diff(off)[picked]
         ends = np.cumsum(counts)
-        reads = kid[np.repeat(off[picked] - (ends - counts), counts) + np.arange(counts.sum())]
+        reads = child[np.repeat(off[picked] - (ends - counts), counts) + np.arange(counts.sum())]
         self.problem = Problem(
             np.append(made[picked], [c for c, _ in more]).astype(np.int32),
-            np.concatenate([[0], ends, ends[-1:].sum() + np.cumsum([len(kids) for _, kids in more])]).astype(np.int32),
-            np.append(reads, [k for _, kids in more for k in kids]).astype(np.int32),
+            np.concatenate([[0], ends, ends[-1:].sum() + np.cumsum([len(children) for _, children in more])]).astype(
+                np.int32
+            ),
+            np.append(reads, [k for _, children in more for k in children]).astype(np.int32),
             np.append(us[picked], np.zeros(len(more))),
             numbered.size,
             tuple(self.roots),
@@ -70,7 +72,7 @@ class EncodedHypergraph:
         order: list[int] = []
         done: set[int] = set()
         choice = extraction.choice
-        off, kid = self.problem.off, self.problem.kid
+        off, child = self.problem.off, self.problem.child
         stack = [(r, False) for r in reversed(self.roots)]
         while stack:
             cls, ready = stack.pop()
@@ -82,7 +84,7 @@ class EncodedHypergraph:
                 done.add(cls)
                 stack.append((cls, True))
                 node = int(choice[cls])
-                stack += [(int(k), False) for k in reversed(kid[off[node] : off[node + 1]])]
+                stack += [(int(k), False) for k in reversed(child[off[node] : off[node + 1]])]
         return order
 
 

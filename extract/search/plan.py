@@ -100,19 +100,19 @@ class WeightTerms:
     def _solve(self) -> None:
         """Compute the smallest term of each class by worklist relaxation."""
         view, cls = self.view, self.view.cls.tolist()
-        off, kid = view.off.tolist(), view.kid.tolist()
+        off, child = view.off.tolist(), view.child.tolist()
         nodes = [n for n in range(len(view.op)) if view.weight[cls[n]]]
         parents: dict[int, list[int]] = {}
         for n in nodes:
-            for k in kid[off[n] : off[n + 1]]:
+            for k in child[off[n] : off[n + 1]]:
                 parents.setdefault(k, []).append(n)
         todo = list(reversed(nodes))
         while todo:
             n = todo.pop()
-            kids = kid[off[n] : off[n + 1]]
-            if any(k not in self._best for k in kids):
+            children = child[off[n] : off[n + 1]]
+            if any(k not in self._best for k in children):
                 continue
-            size = 1.0 + sum(self._best[k][0] for k in kids)
+            size = 1.0 + sum(self._best[k][0] for k in children)
             if cls[n] not in self._best or size < self._best[cls[n]][0]:
                 self._best[cls[n]] = (size, n)
                 todo += parents.get(cls[n], ())
@@ -125,18 +125,18 @@ class WeightTerms:
         while stack:
             c = stack[-1]
             node = self._best[c][1]
-            kids = self.view.kid[self.view.off[node] : self.view.off[node + 1]].tolist()
-            missing = [k for k in kids if k not in self._made]
+            children = self.view.child[self.view.off[node] : self.view.off[node + 1]].tolist()
+            missing = [k for k in children if k not in self._made]
             if c in self._made:
                 stack.pop()
             elif missing:
                 stack += missing
             else:
-                self._made[c] = self._leaf_or_op(node, kids)
+                self._made[c] = self._leaf_or_op(node, children)
         return self._made[cls]
 
-    def _leaf_or_op(self, node: int, kids: list[int]) -> Tensor:
+    def _leaf_or_op(self, node: int, children: list[int]) -> Tensor:
         leaf = self.view.tensors.get(node)
         if leaf is not None:
             return leaf
-        return make(self.view.op[node], [self._made[k] for k in kids], dict(self.view.attrs[node]))
+        return make(self.view.op[node], [self._made[k] for k in children], dict(self.view.attrs[node]))

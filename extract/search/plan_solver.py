@@ -137,7 +137,7 @@ class PlanSolver:
         Raises NoPlanError if none exists or none was found in time.
         """
         # measuring that follows a shorter solve tells more than a longer solve
-        hasty = not self.deterministic and (not self.nested or limit < self.limits[-1])
+        beam_only = not self.deterministic and (not self.nested or limit < self.limits[-1])
         pressed = self.stop()  # if already stopped, this solve must still produce a plan
         if not self.deterministic:
             left = 0.0 if pressed else (1 + SOLVE_OVERTIME) * self.seconds - (time.monotonic() - self.start)
@@ -154,7 +154,7 @@ class PlanSolver:
                 known,
                 halted,
                 nested=nested,
-                hasty=hasty,
+                beam_only=beam_only,
                 structures=self.structures,
             )
 
@@ -266,13 +266,13 @@ def pessimistic_us(candidate: Candidate, price: Priced) -> float:
 @gc_paused()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
-    known: Sequence[int], stop: Callable[[], bool] | None = None, *, nested: bool = True, hasty: bool = False,
+    known: Sequence[int], stop: Callable[[], bool] | None = None, *, nested: bool = True, beam_only: bool = False,
     structures: Structures | None = None,
 ) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
         rows, found = warm_solve(
             lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop, structures=structures),
-            seconds=seconds, deterministic=deterministic, known=known, nested=nested, hasty=hasty,
+            seconds=seconds, deterministic=deterministic, known=known, nested=nested, beam_only=beam_only,
         )  # fmt: skip
     except ExtractionError as error:
         if budgets and not error.message.startswith("a root"):

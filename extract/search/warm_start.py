@@ -44,7 +44,7 @@ def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen
         if (n := row.get(alike[i])) is not None:
             choice[cls[n]] = n
     for n, c in enumerate(rows.candidate):  # given vertices, and projections of multi-output kernels
-        if c < 0 and choice[cls[n]] < 0 and (choice[problem.kid[problem.off[n] : problem.off[n + 1]]] >= 0).all():
+        if c < 0 and choice[cls[n]] < 0 and (choice[problem.child[problem.off[n] : problem.off[n + 1]]] >= 0).all():
             choice[cls[n]] = n
     return choice
 
@@ -72,7 +72,7 @@ def nested_rounds(age: Sequence[int]) -> list[int]:
 def warm_solve(
     make: Callable[[Sequence[float]], EncodedHypergraph], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (), nested: bool = True,
-    hasty: bool = False,
+    beam_only: bool = False,
 ) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
     """Build an extraction problem with `make` and solve it by the function `solve`, starting from the plan `known`.
 
@@ -83,11 +83,11 @@ def warm_solve(
     `seconds`: time limit of the first solve. If `known` is empty, `nested` is set and that solve proves no optimum,
     smaller problems (e-classes of the first saturation rounds) are solved as well, and the whole one again from the
     best of their plans, in less than `seconds` more. `deterministic`: reproducible, limited by counted work instead of
-    time. `hasty`: the first solve of a large problem ends after a beam search.
+    time. `beam_only`: the first solve of a large problem ends after a beam search.
     """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None
-    found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint, hasty=hasty)
+    found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint, beam_only=beam_only)
     if found.optimal or known or not nested or not (steps := nested_rounds(age := candidate_rounds(hypergraph))):
         return rows, found
     alone, best = found.cost, rows.ordered(found)

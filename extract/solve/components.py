@@ -62,9 +62,9 @@ class _FlatRows:
         self.rows = rows
         self.n = rows.n_classes
         self.cls: IntArray = np.array(rows.cls, np.int32)
-        self.count = np.fromiter(map(len, rows.kids), np.int64, len(rows))
+        self.count = np.fromiter(map(len, rows.children), np.int64, len(rows))
         self.owner = np.repeat(np.arange(len(rows)), self.count)
-        self.kid: IntArray = np.fromiter(chain.from_iterable(rows.kids), np.int32, len(self.owner))
+        self.child: IntArray = np.fromiter(chain.from_iterable(rows.children), np.int32, len(self.owner))
         self.cost = np.array(rows.cost)
         self.root = np.zeros(self.n, np.uint64)
         self.root[list(rows.roots)] = 1
@@ -72,7 +72,7 @@ class _FlatRows:
     def labels(self) -> npt.NDArray[np.int64]:
         """Connected component of each class: its least class index (label propagation with pointer jumping)."""
         label = np.arange(self.n)
-        a, b = self.cls[self.owner], self.kid
+        a, b = self.cls[self.owner], self.child
         while True:
             new = label.copy()
             low = np.minimum(label[a], label[b])
@@ -94,11 +94,11 @@ class _FlatRows:
         reader = self.cls[self.owner]
         for _ in range(count):
             row = cost.copy()
-            np.add.at(row, self.owner, _mix(colour[self.kid]))
+            np.add.at(row, self.owner, _mix(colour[self.child]))
             row = _mix(row)
             fresh = _mix(colour)
             np.add.at(fresh, self.cls, row)
-            np.add.at(fresh, self.kid, _mix(row[self.owner] ^ colour[reader]))
+            np.add.at(fresh, self.child, _mix(row[self.owner] ^ colour[reader]))
             colour = _mix(fresh)
             yield colour, row
 
@@ -114,8 +114,8 @@ class _FlatRows:
         row_order = np.lexsort((np.arange(len(self.cls)), row_colour, rank[self.cls], row_label))
         row_place = np.empty(len(self.cls), np.int64)
         row_place[row_order] = np.arange(len(self.cls))
-        edge_order = np.lexsort((rank[self.kid], row_place[self.owner]))
-        kid = rank[self.kid[edge_order]]
+        edge_order = np.lexsort((rank[self.child], row_place[self.owner]))
+        child = rank[self.child[edge_order]]
         count = self.count[row_order]
         off = np.r_[0, np.cumsum(count)]
         owner, cost = rank[self.cls[row_order]], self.cost[row_order]
@@ -130,7 +130,7 @@ class _FlatRows:
             n = int(size[i])
             here = order[first : first + n]
             roots = np.flatnonzero(self.root[here] == 1)
-            piece = (owner[a:b], count[a:b], kid[off[a] : off[b]], cost[a:b], roots)
+            piece = (owner[a:b], count[a:b], child[off[a] : off[b]], cost[a:b], roots)
             found.append(
                 (b"|".join([b"%d" % n, *(p.tobytes() for p in piece)]), _Build(piece, n), row_order[a:b].tolist())
             )
@@ -144,12 +144,12 @@ class _Build:
         self.source, self.n = source, n
 
     def __call__(self) -> ProblemRows:
-        owner, count, kid, cost, roots = (p.tolist() for p in self.source)
-        kids, at = [], 0
+        owner, count, child, cost, roots = (p.tolist() for p in self.source)
+        children, at = [], 0
         for length in count:
-            kids.append(tuple(kid[at : at + length]))
+            children.append(tuple(child[at : at + length]))
             at += length
-        return ProblemRows(owner, kids, cost, self.n, roots)
+        return ProblemRows(owner, children, cost, self.n, roots)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

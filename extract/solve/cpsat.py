@@ -126,7 +126,7 @@ class Encoding:
         depth: dict[int, int] = {}
         for r in chosen:
             c = rows.cls[r]
-            inside = [depth[k] + 1 for k in rows.kids[r] if k in depth]
+            inside = [depth[k] + 1 for k in rows.children[r] if k in depth]
             if c in self.level:
                 depth[c] = max(inside, default=0)
                 m.add_hint(self.level[c], depth[c])

@@ -16,10 +16,10 @@ class Item:
     """A row (a way to compute a class) during presolve, with its child classes and its current cost: presolve moves
     costs between rows."""
 
-    __slots__ = ("cost", "kids", "row")
+    __slots__ = ("children", "cost", "row")
 
-    def __init__(self, cost: float, kids: frozenset[int], row: int) -> None:
-        self.cost, self.kids, self.row = cost, kids, row
+    def __init__(self, cost: float, children: frozenset[int], row: int) -> None:
+        self.cost, self.children, self.row = cost, children, row
 
 
 Items = list[list[Item]]
@@ -35,14 +35,14 @@ MAX_IMPLICATIONS = 2_000_000
 def items_of(rows: ProblemRows) -> Items:
     """The rows (ways to compute it) of each class of an extraction problem, each with cost, child classes and index."""
     items: Items = [[] for _ in range(rows.n_classes)]
-    for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
-        items[c].append(Item(cost, frozenset(kids), row))
+    for row, (c, children, cost) in enumerate(zip(rows.cls, rows.children, rows.cost)):
+        items[c].append(Item(cost, frozenset(children), row))
     return items
 
 
 def class_graph(items: Items) -> list[set[int]]:
     """For each class its child classes, over all its rows (ways to compute a class)."""
-    return [set().union(*[i.kids for i in row]) if row else set() for row in items]
+    return [set().union(*[i.children for i in row]) if row else set() for row in items]
 
 
 def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
@@ -104,7 +104,7 @@ def _update_must(c: int, items: Items, must: list[int], bit: Bit) -> bool:
     common = -1
     for item in items[c]:
         total = 0
-        for k in item.kids:
+        for k in item.children:
             known = must[k]
             if not known:
                 break
@@ -127,7 +127,7 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
     readers: dict[int, set[int]] = {c: set() for c in member}
     for c in member:
         for item in items[c]:
-            for k in item.kids & inside:
+            for k in item.children & inside:
                 readers[k].add(c)
     todo, queued = deque(member), set(member)
     turn = 0
@@ -166,7 +166,7 @@ def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
             low = rest & -rest
             rest ^= low
             best &= ~(must[low.bit_length() - 1] & ~low)
-        direct = frozenset.intersection(*[i.kids for i in row])
+        direct = frozenset.intersection(*[i.children for i in row])
         while best:
             low = best & -best
             best ^= low
@@ -179,7 +179,7 @@ def rows_by_child(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
     """(class c, child class k) -> indices of the rows (ways to compute a class) of c that have the child k, for every
     pair that occurs."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
-        for k in kids:
+    for row, (c, children) in enumerate(zip(rows.cls, rows.children)):
+        for k in children:
             pairs[c, k].append(row)
     return pairs

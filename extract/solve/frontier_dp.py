@@ -114,11 +114,11 @@ class FrontierDP:
         for c in own:
             entries = sorted(
                 [
-                    (self.units[r], sum([one[k] for k in rows.kids[r] if k in one]), rows.cost[r], r)
+                    (self.units[r], sum([one[k] for k in rows.children[r] if k in one]), rows.cost[r], r)
                     for r in rows.members[c]
                 ]
             )
-            table[bit[c]] = [(cost, kids) for cost, kids, *_ in entries]
+            table[bit[c]] = [(cost, children) for cost, children, *_ in entries]
             names[bit[c]] = [r for *_, r in entries]
         whole = [sum([1 << bit[d] for d in group]) for group in groups]
         together = {bit[c]: mask for group, mask in zip(groups, whole) for c in group}

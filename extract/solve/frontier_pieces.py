@@ -50,7 +50,11 @@ class FrontierPiece:
         inside = self.groups[top]
         if inside == needed and not needed & (needed - 1) and len(self.rows[top]) <= MAX_DERIVATIONS:
             return _pareto(
-                [(cost, kids, ((top, n),)) for n, (cost, kids) in enumerate(self.rows[top]) if not kids & inside]
+                [
+                    (cost, children, ((top, n),))
+                    for n, (cost, children) in enumerate(self.rows[top])
+                    if not children & inside
+                ]
             )
         found: list[Move] = []
         tried = 0
@@ -63,11 +67,16 @@ class FrontierPiece:
                 continue
             b = todo.bit_length() - 1
             made = sum([1 << m for m, _ in chosen]) | 1 << b
-            for n, (price, kids) in enumerate(self.rows[b]):
+            for n, (price, children) in enumerate(self.rows[b]):
                 tried += 1
-                if not kids >> b & 1:
+                if not children >> b & 1:
                     stack.append(
-                        ((todo | kids & inside) & ~made, cost + price, reads | kids & ~inside, (*chosen, (b, n)))
+                        (
+                            (todo | children & inside) & ~made,
+                            cost + price,
+                            reads | children & ~inside,
+                            (*chosen, (b, n)),
+                        )
                     )
             if tried > MAX_DERIVATIONS:
                 raise OverflowError("too many derivations in a component")
@@ -94,7 +103,7 @@ def _acyclic(reads: dict[int, int]) -> bool:
     left = dict(reads)
     while left:
         open_ = sum([1 << b for b in left])
-        free = [b for b, kids in left.items() if not kids & open_]
+        free = [b for b, children in left.items() if not children & open_]
         if not free:
             return False
         for b in free:

@@ -42,8 +42,8 @@ def tree_costs(rows: ProblemRows, cost: Sequence[float] | None = None) -> tuple[
     best = [np.inf] * rows.n_classes
     choice = [-1] * rows.n_classes
     done = bytearray(rows.n_classes)
-    cls, kids, parents = rows.cls, rows.kids, rows.parents
-    left = [len(k) for k in kids]
+    cls, children, parents = rows.cls, rows.children, rows.parents
+    left = [len(k) for k in children]
     heap: list[tuple[float, int]] = []
     for row, missing in enumerate(left):
         if not missing and price[row] < best[cls[row]]:
@@ -60,7 +60,7 @@ def tree_costs(rows: ProblemRows, cost: Sequence[float] | None = None) -> tuple[
             owner = cls[row]
             if left[row] or done[owner]:
                 continue
-            value = min(price[row] + sum([best[k] for k in kids[row]]), MAX_TREE_COST)
+            value = min(price[row] + sum([best[k] for k in children[row]]), MAX_TREE_COST)
             if value < best[owner]:
                 best[owner], choice[owner] = value, row
                 heapq.heappush(heap, (value, owner))
@@ -75,7 +75,7 @@ def path_bounds(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[
     """
     price = rows.cost if cost is None else cost
     bound = [np.inf] * rows.n_classes
-    left = [len(k) for k in rows.kids]
+    left = [len(k) for k in rows.children]
     cls, parents = rows.cls, rows.parents
     heap = [(price[row], cls[row]) for row, missing in enumerate(left) if not missing]
     heapq.heapify(heap)
@@ -132,13 +132,13 @@ def one_pass(
     if n * n // 8 > MAX_BITSET_BYTES:
         return None
     price = rows.cost if cost is None else cost
-    cls, kids, parents = rows.cls, rows.kids, rows.parents
+    cls, children, parents = rows.cls, rows.children, rows.parents
     total = [np.inf] * n
     choice = [-1] * n
     used = [0] * n
     done = bytearray(n)
     weights = _Weights(n)
-    left = [len(k) for k in kids]
+    left = [len(k) for k in children]
     heap: list[tuple[float, int]] = []
     for row, missing in enumerate(left):
         if not missing and price[row] < total[cls[row]]:
@@ -161,7 +161,7 @@ def one_pass(
             owner = cls[row]
             if left[row] or done[owner]:
                 continue
-            value, bits = _joined(kids[row], price[row], total[owner], total, used, weights)
+            value, bits = _joined(children[row], price[row], total[owner], total, used, weights)
             if value < total[owner]:
                 total[owner], choice[owner], used[owner] = value, row, bits
                 heapq.heappush(heap, (value, owner))
@@ -169,12 +169,12 @@ def one_pass(
 
 
 def _joined(
-    kids: tuple[int, ...], own: float, limit: float, total: list[float], used: list[int], weights: _Weights
+    children: tuple[int, ...], own: float, limit: float, total: list[float], used: list[int], weights: _Weights
 ) -> tuple[float, int]:
     """(DAG cost, class set) of a row from its children's sets; (inf, 0) as soon as the cost reaches `limit`."""
-    big = max(kids, key=total.__getitem__)
+    big = max(children, key=total.__getitem__)
     value, bits = own + total[big], used[big]
-    for k in kids:
+    for k in children:
         if value >= limit:
             return np.inf, 0
         new = used[k] & ~bits
@@ -197,11 +197,11 @@ def queued(
     result is still valid.
     """
     price = rows.cost if cost is None else cost
-    cls, kids, parents = rows.cls, rows.kids, rows.parents
+    cls, children, parents = rows.cls, rows.children, rows.parents
     sets: list[dict[int, float] | None] = [None] * rows.n_classes
     total = [np.inf] * rows.n_classes
     choice = [-1] * rows.n_classes
-    left = [len(k) for k in kids]
+    left = [len(k) for k in children]
     queue = deque(row for row, missing in enumerate(left) if not missing)
     waiting = bytearray(len(rows))
     popped = 0
@@ -212,9 +212,9 @@ def queued(
         row = queue.popleft()
         waiting[row] = 0
         c = cls[row]
-        if kids[row] and price[row] + max([total[k] for k in kids[row]]) >= total[c]:
+        if children[row] and price[row] + max([total[k] for k in children[row]]) >= total[c]:
             continue
-        found = [s for k in kids[row] if (s := sets[k]) is not None]
+        found = [s for k in children[row] if (s := sets[k]) is not None]
         if any(c in s for s in found):
             continue
         found.sort(key=len, reverse=True)

@@ -355,11 +355,11 @@ def _cycles(rows: ProblemRows, choice: Sequence[int]) -> list[list[int]]:
     todo = list(rows.roots)
     while todo:
         r = choice[todo.pop()]
-        for k in rows.kids[r] if r >= 0 else ():
+        for k in rows.children[r] if r >= 0 else ():
             if k not in seen:
                 seen.add(k)
                 todo.append(k)
-    graph = [rows.kids[choice[c]] if c in seen and choice[c] >= 0 else () for c in range(rows.n_classes)]
+    graph = [rows.children[choice[c]] if c in seen and choice[c] >= 0 else () for c in range(rows.n_classes)]
     found = []
     for member in strongly_connected_components(graph)[1]:
         inside = set(member) if len(member) > 1 else set()

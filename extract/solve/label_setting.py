@@ -60,8 +60,8 @@ def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[lis
     dropped, so that the result of a search proves no optimum.
     """
     graph: list[list[int]] = [[] for _ in range(rows.n_classes)]
-    for c, kids in zip(rows.cls, rows.kids):
-        graph[c].extend(kids)
+    for c, children in zip(rows.cls, rows.children):
+        graph[c].extend(children)
     _, order = strongly_connected_components(graph)
     if len(order) == rows.n_classes:
         return _as_early_as_possible(rows, graph, [c for (c,) in order]), True
@@ -84,10 +84,10 @@ def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list
     rank = [0] * len(order)
     for n, c in enumerate(order):
         rank[c] = n
-    children = [set(kids) for kids in graph]
+    children = [set(row) for row in graph]
     waiting = [0] * len(order)
-    for kids in children:
-        for k in kids:
+    for row in children:
+        for k in row:
             waiting[k] += 1
     ready = [(len(rows.members[c]) > 1, -rank[c], c) for c, left in enumerate(waiting) if not left]
     heapq.heapify(ready)
@@ -114,8 +114,8 @@ class LabelSetting:
         position, self.acyclic = topological(rows, prefer)
         bit = [1 << p for p in position]
         self.moves: list[list[tuple[float, int, int]]] = [[] for _ in position]
-        for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
-            mask = sum([bit[k] for k in kids])
+        for row, (c, children) in enumerate(zip(rows.cls, rows.children)):
+            mask = sum([bit[k] for k in children])
             if mask < bit[c]:
                 self.moves[position[c]].append((rows.cost[row], mask, row))
         self.start = sum({bit[r] for r in rows.roots})

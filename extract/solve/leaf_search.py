@@ -175,7 +175,7 @@ class LeafSearch:
         """The best solution found within `seconds` among the rows of `chosen` and the `most` most promising others."""
         assert self.solve is not None
         kept = promising_rows(rows, chosen, most)
-        nodes = [(rows.cls[r], rows.kids[r], rows.cost[r]) for r in kept]
+        nodes = [(rows.cls[r], rows.children[r], rows.cost[r]) for r in kept]
         part = Problem.build(nodes, rows.roots, n_classes=rows.n_classes)
         seed = set(chosen)
         hint = part.choice_of([at for at, r in enumerate(kept) if r in seed])

@@ -213,7 +213,7 @@ def _solved(
         part = promising_rows(rows, start or rows.walk(bottom_up(rows)) or [], PART_ROWS)
         rows = ProblemRows(
             [rows.cls[r] for r in part],
-            [rows.kids[r] for r in part],
+            [rows.children[r] for r in part],
             [rows.cost[r] for r in part],
             rows.n_classes,
             rows.roots,
@@ -235,7 +235,7 @@ def _impossible(problem: Problem) -> ExtractionError:
     least = []
     for limit in problem.limits:
         rows = problem.rows
-        priced = ProblemRows(rows.cls, rows.kids, limit.use[problem.live].tolist(), rows.n_classes, rows.roots)
+        priced = ProblemRows(rows.cls, rows.children, limit.use[problem.live].tolist(), rows.n_classes, rows.roots)
         chosen = rows.walk(bottom_up(priced)) or []
         least.append(f"{limit.name} {limit.of(problem.live[r] for r in chosen):.6g} of at most {limit.most:.6g}")
     return ExtractionError(
@@ -282,7 +282,11 @@ def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
         total = cost + price * share if step < PRICE_STEPS else share + 1e-9 * cost / unit
         keep = np.flatnonzero(total < np.inf)
         priced = ProblemRows(
-            [rows.cls[r] for r in keep], [rows.kids[r] for r in keep], total[keep].tolist(), rows.n_classes, rows.roots
+            [rows.cls[r] for r in keep],
+            [rows.children[r] for r in keep],
+            total[keep].tolist(),
+            rows.n_classes,
+            rows.roots,
         )
         for choice in (bottom_up(priced), one_pass(priced)):
             chosen = priced.walk(choice) if choice is not None else None

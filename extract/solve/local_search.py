@@ -59,7 +59,7 @@ def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[
     """
     price = discounted(rows, chosen)
     best, _ = tree_costs(rows, price)
-    tree = np.array([p + sum([best[k] for k in kids]) for p, kids in zip(price, rows.kids)])
+    tree = np.array([p + sum([best[k] for k in children]) for p, children in zip(price, rows.children)])
     with np.errstate(invalid="ignore"):  # classes without a term: inf - inf
         more = tree - np.array(best)[rows.cls]
     more[list(chosen)] = -1.0
@@ -77,12 +77,12 @@ class _Swaps:
     """
 
     def __init__(self, rows: ProblemRows, chosen: Sequence[int], *, upwards: bool) -> None:
-        self.rows, self.cost, self.kids = rows, rows.cost, rows.kids
+        self.rows, self.cost, self.children = rows, rows.cost, rows.children
         self.choice = bottom_up(rows, discounted(rows, chosen))
         for row in chosen:
             self.choice[rows.cls[row]] = row
         self.count = [0] * rows.n_classes
-        for c in [*rows.roots, *(k for row in chosen for k in rows.kids[row])]:
+        for c in [*rows.roots, *(k for row in chosen for k in rows.children[row])]:
             self.count[c] += 1
         self.used = [rows.cls[row] for row in chosen]
         self.place = _levels(rows, chosen, upwards)
@@ -101,7 +101,7 @@ class _Swaps:
         """Give class c its cheapest row, with the rest of the solution fixed."""
         count, old = self.count, self.choice[c]
         released: list[int] = []
-        most = self.cost[old] + self._release(self.kids[old], released)
+        most = self.cost[old] + self._release(self.children[old], released)
         for k in released:
             count[k] += 1
         best, gain = old, self.least
@@ -112,7 +112,7 @@ class _Swaps:
             released = []
             change = self._add(row, self.place[c], most, added)
             if change < most:
-                change -= self.cost[old] + self._release(self.kids[old], released)
+                change -= self.cost[old] + self._release(self.children[old], released)
                 if -change > gain and len(released) < MAX_MOVE_READS:
                     best, gain = row, -change
             for k in released:
@@ -121,17 +121,17 @@ class _Swaps:
                 count[k] -= 1
         if best != old:
             self._add(best, self.place[c], most, [])
-            self._release(self.kids[old], [])
+            self._release(self.children[old], [])
             self.choice[c] = best
 
-    def _release(self, kids: Sequence[int], released: list[int]) -> float:
+    def _release(self, children: Sequence[int], released: list[int]) -> float:
         """Remove reads, and recursively those of classes without remaining readers (noted in `released`).
 
         Returns the cost saved, inf if more than MAX_MOVE_READS classes are affected.
         """
         count, choice, cost = self.count, self.choice, self.cost
         saved = 0.0
-        todo = list(kids)
+        todo = list(children)
         while todo:
             if len(released) >= MAX_MOVE_READS:
                 return math.inf
@@ -140,7 +140,7 @@ class _Swaps:
             released.append(k)
             if not count[k]:
                 saved += cost[choice[k]]
-                todo += self.kids[choice[k]]
+                todo += self.children[choice[k]]
         return saved
 
     def _add(self, row: int, top: float, limit: float, added: list[int]) -> float:
@@ -151,9 +151,9 @@ class _Swaps:
 
         A class being added has position infinity until all its children have one: cyclic defaults are refused.
         """
-        count, choice, place, kids, cost = self.count, self.choice, self.place, self.kids, self.cost
+        count, choice, place, children, cost = self.count, self.choice, self.place, self.children, self.cost
         total = cost[row]
-        stack: list[tuple[int, Iterator[int]]] = [(-1, iter(kids[row]))]
+        stack: list[tuple[int, Iterator[int]]] = [(-1, iter(children[row]))]
         while stack:
             c, rest = stack[-1]
             for k in rest:
@@ -166,14 +166,14 @@ class _Swaps:
                     if total >= limit:
                         return math.inf
                     place[k] = math.inf
-                    stack.append((k, iter(kids[choice[k]])))
+                    stack.append((k, iter(children[choice[k]])))
                     break
                 if place[k] >= top:
                     return math.inf
             else:
                 stack.pop()
                 if c >= 0:
-                    below = max([place[k] for k in kids[choice[c]]], default=-1.0)
+                    below = max([place[k] for k in children[choice[c]]], default=-1.0)
                     place[c] = below + (top - below) * NEW_POSITION_SHARE
         return total
 
@@ -184,9 +184,9 @@ def _levels(rows: ProblemRows, chosen: Sequence[int], upwards: bool) -> list[flo
     for row in chosen if upwards else reversed(chosen):
         c = rows.cls[row]
         if upwards:
-            level[c] = 1 + max([level[k] for k in rows.kids[row]], default=0)
+            level[c] = 1 + max([level[k] for k in rows.children[row]], default=0)
         else:
-            for k in rows.kids[row]:
+            for k in rows.children[row]:
                 level[k] = min(level[k], level[c] - 1)
     place = [math.inf] * rows.n_classes
     for n, c in enumerate(sorted(level, key=level.__getitem__)):

@@ -107,9 +107,9 @@ def _nodes(
     for d, device in enumerate(devices):
         for i in problem.live:
             if (price := float(cost[device][i])) < math.inf:
-                kids = problem.kid[problem.off[i] : problem.off[i + 1]].tolist()
+                children = problem.child[problem.off[i] : problem.off[i + 1]].tolist()
                 made.append((i, d))
-                nodes.append((int(problem.cls[i]) * n + d, [k * n + d for k in kids], price))
+                nodes.append((int(problem.cls[i]) * n + d, [k * n + d for k in children], price))
     for (a, b), prices in copy.items():
         source, target = devices.index(a), devices.index(b)
         for c, price in enumerate(np.asarray(prices, np.float64).tolist()):

@@ -71,7 +71,7 @@ class Presolver:
         return (
             sum([1 for row in self.items if row]),
             sum([len(row) for row in self.items]),
-            sum([len(i.kids) for row in self.items for i in row]),
+            sum([len(i.children) for row in self.items for i in row]),
         )
 
     def derive(self) -> None:
@@ -86,11 +86,11 @@ class Presolver:
         known = bytearray(len(self.items))
         for c, row in enumerate(self.items):
             for item in row:
-                for k in item.kids:
+                for k in item.children:
                     readers[k].append(len(left))
-                left.append(len(item.kids))
+                left.append(len(item.children))
                 owner.append(c)
-                if not item.kids and not known[c]:
+                if not item.children and not known[c]:
                     known[c] = 1
                     todo.append(c)
         while todo:
@@ -101,7 +101,7 @@ class Presolver:
                     todo.append(owner[at])
         at = 0
         for c, row in enumerate(self.items):
-            keep = [i for n, i in enumerate(row, at) if not left[n] and c not in i.kids]
+            keep = [i for n, i in enumerate(row, at) if not left[n] and c not in i.children]
             at += len(row)
             if len(keep) != len(row):
                 self.items[c] = keep
@@ -114,7 +114,7 @@ class Presolver:
             seen[c] = 1
         while todo:
             for item in self.items[todo.pop()]:
-                for k in item.kids:
+                for k in item.children:
                     if not seen[k]:
                         seen[k] = 1
                         todo.append(k)
@@ -148,7 +148,7 @@ class Presolver:
         todo = list(self.on)
         while todo:
             row = self.items[todo.pop()]
-            for k in frozenset.intersection(*[i.kids for i in row]) - self.on if row else ():
+            for k in frozenset.intersection(*[i.children for i in row]) - self.on if row else ():
                 self.on.add(k)
                 todo.append(k)
 
@@ -156,7 +156,7 @@ class Presolver:
         found = False
         for member in order:
             for c in member if len(member) > 1 else ():
-                keep = [i for i in self.items[c] if not any(must[k] >> c & 1 for k in i.kids)]
+                keep = [i for i in self.items[c] if not any(must[k] >> c & 1 for k in i.children)]
                 found |= len(keep) != len(self.items[c])
                 self.items[c] = keep
         self.lossy |= found
@@ -168,9 +168,9 @@ class Presolver:
         for c, row in enumerate(self.items):
             own = component[c]
             for item in row:
-                free = [k for k in item.kids if k in on and component[k] != own]
+                free = [k for k in item.children if k in on and component[k] != own]
                 if free:
-                    item.kids = item.kids.difference(free)
+                    item.children = item.children.difference(free)
 
     def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
         """Drop each row for which another row of its class costs at most as much and reads only classes in the must
@@ -183,8 +183,8 @@ class Presolver:
                 continue
             if len(row) > MANY_ROWS and expired():
                 return
-            row.sort(key=lambda i: (i.cost, len(i.kids)))
-            if not row[0].kids:
+            row.sort(key=lambda i: (i.cost, len(i.children)))
+            if not row[0].children:
                 self.items[c] = row[:1]
             elif self.must is not None and len(row) <= PAIRWISE_ROWS:
                 self.items[c] = undominated(row, self.must)
@@ -204,9 +204,9 @@ class Presolver:
             keep = []
             for item in row:
                 own = item.cost - paid[c]
-                if own + max([bound[k] for k in item.kids], default=0.0) > limit:
+                if own + max([bound[k] for k in item.children], default=0.0) > limit:
                     continue
-                if sums is not None and len(row) > 1 and item.kids and own + sums.of(item.kids) > limit:
+                if sums is not None and len(row) > 1 and item.children and own + sums.of(item.children) > limit:
                     continue
                 keep.append(item)
             if len(keep) != len(row):
@@ -225,7 +225,7 @@ class Presolver:
         last: dict[int, Item] = {}
         for row in self.items:
             for item in row:
-                for k in item.kids:
+                for k in item.children:
                     readers[k] += 1
                     last[k] = item
         for c, row in enumerate(self.items):
@@ -240,7 +240,7 @@ class Presolver:
                 for item in row:
                     item.cost -= least
             if len(row) > 1 and not keep_all:
-                free = [i for i in row if i.cost <= 0 and not i.kids]
+                free = [i for i in row if i.cost <= 0 and not i.children]
                 if free:
                     self.items[c] = free[:1]
 
@@ -249,10 +249,10 @@ class Presolver:
         readers = [0] * len(self.items)
         for row in self.items:
             for item in row:
-                for k in item.kids:
+                for k in item.children:
                     readers[k] += 1
         free = {
-            c: row[0].kids
+            c: row[0].children
             for c, row in enumerate(self.items)
             if len(row) == 1 and row[0].cost == 0 and row[0].row not in self.pinned
         }
@@ -267,10 +267,10 @@ class Presolver:
                 self.items[c] = []
                 continue
             for item in row:
-                if not gone.isdisjoint(item.kids):
-                    item.kids = frozenset().union(*[expanded.get(k, (k,)) for k in item.kids])
-            if any(c in i.kids for i in row):
-                self.items[c] = [i for i in row if c not in i.kids]
+                if not gone.isdisjoint(item.children):
+                    item.children = frozenset().union(*[expanded.get(k, (k,)) for k in item.children])
+            if any(c in i.children for i in row):
+                self.items[c] = [i for i in row if c not in i.children]
                 self.lossy = True
         self.on = set().union(*[expanded.get(c, (c,)) for c in self.on])
 
@@ -281,7 +281,7 @@ class Presolver:
         self.items = [self.items[c] for c in live]
         for row in self.items:
             for item in row:
-                item.kids = frozenset([number[k] for k in item.kids])
+                item.children = frozenset([number[k] for k in item.children])
         self.on = {number[c] for c in self.on if c in number}
         self.must = None
 
@@ -289,11 +289,13 @@ class Presolver:
         """The reduced problem; classes that are in every solution are among its roots."""
         cls = [c for c, row in enumerate(self.items) for _ in row]
         flat = [i for row in self.items for i in row]
-        return ProblemRows(cls, [tuple(i.kids) for i in flat], [i.cost for i in flat], len(self.items), sorted(self.on))
+        return ProblemRows(
+            cls, [tuple(i.children) for i in flat], [i.cost for i in flat], len(self.items), sorted(self.on)
+        )
 
     def compact(self) -> PresolvedRows:
         """The current state as a reduced problem with contiguous class indices."""
         self.renumber()
         rows = self.rows()
-        rows.kids = [tuple(sorted(kids)) for kids in rows.kids]
+        rows.children = [tuple(sorted(children)) for children in rows.children]
         return PresolvedRows(rows, [i.row for row in self.items for i in row], self.fixed, self.constant)

@@ -36,13 +36,13 @@ LIMIT_ROUNDING = 1e-9
 class ProblemRows:
     """Problem encoding as Python lists, the form that all solvers use. A row is a live e-node.
 
-    Row r belongs to class `cls[r]`, has the distinct child classes `kids[r]` and costs `cost[r]`. Classes have the ids
-    0..n_classes-1; all costs are finite and >= 0."""
+    Row r belongs to class `cls[r]`, has the distinct child classes `children[r]` and costs `cost[r]`. Classes have the
+    ids 0..n_classes-1; all costs are finite and >= 0."""
 
     def __init__(
-        self, cls: list[int], kids: list[tuple[int, ...]], cost: list[float], n_classes: int, roots: Sequence[int]
+        self, cls: list[int], children: list[tuple[int, ...]], cost: list[float], n_classes: int, roots: Sequence[int]
     ) -> None:
-        self.cls, self.kids, self.cost, self.n_classes = cls, kids, cost, n_classes
+        self.cls, self.children, self.cost, self.n_classes = cls, children, cost, n_classes
         self.roots = tuple(roots)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class ProblemRows:
     def at(self, cost: list[float]) -> ProblemRows:
         """Rows (ways to compute a class) with the structure of these and the costs `cost`; lists and indices are
         shared."""
-        found = ProblemRows(self.cls, self.kids, cost, self.n_classes, self.roots)
+        found = ProblemRows(self.cls, self.children, cost, self.n_classes, self.roots)
         found.__dict__.update(members=self.members, parents=self.parents)
         return found
 
@@ -67,8 +67,8 @@ class ProblemRows:
     def parents(self) -> list[list[int]]:
         """Rows (ways to compute a class) that have each class as a child, in row order."""
         found: list[list[int]] = [[] for _ in range(self.n_classes)]
-        for row, kids in enumerate(self.kids):
-            for k in kids:
+        for row, children in enumerate(self.children):
+            for k in children:
                 found[k].append(row)
         return found
 
@@ -97,7 +97,7 @@ class ProblemRows:
                     stack.pop()
                     continue
                 state[c] = 1
-                for k in self.kids[row]:
+                for k in self.children[row]:
                     if state[k] == 1:
                         return None
                     if state[k] == 0:
@@ -136,7 +136,7 @@ class Problem:
     """Extraction problem over an e-graph, in CSR arrays (n nodes, m child references).
 
     cls int32[n]: class of each node.
-    off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]] (with repeats, which are paid
+    off int32[n+1], child int32[m]: child *classes* of node i are child[off[i]:off[i+1]] (with repeats, which are paid
     once in DAG cost).
     cost float64[n] >= 0, a node above LARGEST_COST is deleted.
     roots: classes to extract.
@@ -148,7 +148,7 @@ class Problem:
 
     cls: IntArray
     off: IntArray
-    kid: IntArray
+    child: IntArray
     cost: FloatArray
     n_classes: int
     roots: tuple[int, ...]
@@ -158,7 +158,7 @@ class Problem:
     limits: tuple[Limit, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, dtype in (("cls", np.int32), ("off", np.int32), ("kid", np.int32), ("cost", np.float64)):
+        for name, dtype in (("cls", np.int32), ("off", np.int32), ("child", np.int32), ("cost", np.float64)):
             object.__setattr__(self, name, _array(name, getattr(self, name), dtype))
         if self.rank is not None:
             object.__setattr__(self, "rank", _array("rank", self.rank, np.int32))
@@ -186,21 +186,21 @@ class Problem:
         `n_classes`: by default the number of `class_ids`, or without them the largest class index plus one.
         """
         owners: list[int] = []
-        kids: list[int] = []
+        flat: list[int] = []
         costs: list[float] = []
         off = [0]
         for owner, children, cost in nodes:
             owners.append(owner)
-            kids.extend(children)
-            off.append(len(kids))
+            flat.extend(children)
+            off.append(len(flat))
             costs.append(cost)
         roots = tuple(roots)
         if n_classes is None:
-            n_classes = len(class_ids) if class_ids is not None else max([*owners, *kids, *roots], default=-1) + 1
+            n_classes = len(class_ids) if class_ids is not None else max([*owners, *flat, *roots], default=-1) + 1
         return cls(
             _array("cls", owners, np.int32),
             _array("off", off, np.int32),
-            _array("kid", kids, np.int32),
+            _array("child", flat, np.int32),
             _array("cost", costs, np.float64),
             n_classes,
             roots,
@@ -229,7 +229,7 @@ class Problem:
         n = self.n_nodes
         owner = np.repeat(np.arange(n), np.diff(self.off))
         looped = np.zeros(n, bool)
-        looped[owner[self.kid == self.cls[owner]]] = True
+        looped[owner[self.child == self.cls[owner]]] = True
         found = np.flatnonzero((self.cost <= LARGEST_COST) & ~looped)
         if self.rank is not None:
             found = found[np.argsort(self.rank[found], kind="stable")]
@@ -240,11 +240,11 @@ class Problem:
     def rows(self) -> ProblemRows:
         """The live nodes as lists: row r (a way to compute a class) is node `live[r]`. Repeated children are left
         out."""
-        off, kid, cls, cost = self.off.tolist(), self.kid.tolist(), self.cls.tolist(), self.cost.tolist()
+        off, child, cls, cost = self.off.tolist(), self.child.tolist(), self.cls.tolist(), self.cost.tolist()
         live = self.live
-        kids = [tuple(dict.fromkeys(kid[off[i] : off[i + 1]])) for i in live]
+        children = [tuple(dict.fromkeys(child[off[i] : off[i + 1]])) for i in live]
         return ProblemRows(
-            [cls[i] for i in live], kids, [cost[i] for i in live], self.n_classes, list(dict.fromkeys(self.roots))
+            [cls[i] for i in live], children, [cost[i] for i in live], self.n_classes, list(dict.fromkeys(self.roots))
         )
 
     def choice_of(self, chosen: Iterable[int]) -> IntArray:
@@ -263,7 +263,7 @@ class Problem:
                 f"{n} classes of nodes need {n + 1} offsets and {n} costs, got {len(self.off)} and {len(self.cost)}",
                 where="Problem",
             )
-        if self.off[0] != 0 or self.off[-1] != len(self.kid) or (np.diff(self.off) < 0).any():
+        if self.off[0] != 0 or self.off[-1] != len(self.child) or (np.diff(self.off) < 0).any():
             raise ExtractionError("offsets must rise from 0 to the number of children", where="Problem.off")
         for name, wanted in (("node_ids", n), ("class_ids", self.n_classes), ("rank", n)):
             given = getattr(self, name)
@@ -273,7 +273,7 @@ class Problem:
     def _check_classes(self) -> None:
         if not self.roots:
             raise ExtractionError("no root class", where="Problem.roots", hint="name at least one class to extract")
-        for name, ids in (("cls", self.cls), ("kid", self.kid), ("roots", np.asarray(self.roots, np.int64))):
+        for name, ids in (("cls", self.cls), ("child", self.child), ("roots", np.asarray(self.roots, np.int64))):
             wrong = np.flatnonzero((ids < 0) | (ids >= self.n_classes))
             if len(wrong):
                 raise ExtractionError(
@@ -320,7 +320,7 @@ def reachable(problem: Problem, choice: Sequence[int] | IntArray) -> list[int]:
     """
     if len(choice) != problem.n_classes:
         raise ExtractionError(f"{len(choice)} choices for {problem.n_classes} classes", where="choice")
-    off, kid, cls, cost = problem.off, problem.kid, problem.cls, problem.cost
+    off, child, cls, cost = problem.off, problem.child, problem.cls, problem.cost
     picked = [int(i) for i in choice]
     state = bytearray(problem.n_classes)
     order: list[int] = []
@@ -340,7 +340,7 @@ def reachable(problem: Problem, choice: Sequence[int] | IntArray) -> list[int]:
         if cls[node] != c or cost[node] > LARGEST_COST:
             raise ExtractionError(f"node {problem.node_name(node)} is deleted or of another class", where=where)
         state[c] = 1
-        for k in kid[off[node] : off[node + 1]].tolist():
+        for k in child[off[node] : off[node + 1]].tolist():
             if state[k] == 1:
                 raise ExtractionError(f"the choice is cyclic through class {problem.class_name(k)}", where=where)
             if not state[k]:

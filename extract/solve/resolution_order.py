@@ -48,8 +48,8 @@ class _Ordering:
 
     def __init__(self, rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> None:
         below: list[set[int]] = [set() for _ in range(rows.n_classes)]
-        for c, kids in zip(rows.cls, rows.kids):
-            below[c].update(kids)
+        for c, children in zip(rows.cls, rows.children):
+            below[c].update(children)
         self.of, members = strongly_connected_components(below)
         self.members = [sorted(group, key=lambda c: (kind[c], c)) for group in members]
         self.kinds = [tuple([kind[c] for c in group]) for group in self.members]
@@ -64,7 +64,7 @@ class _Ordering:
                 self.height[g] = max(self.height[g], 1 + self.height[self.of[k]])
             for h in {self.of[k] for k in needs}:
                 self.waiting[h] += 1
-        self.fresh = [sum([k not in self.roots for k in kids]) for kids in self.reads]
+        self.fresh = [sum([k not in self.roots for k in children]) for children in self.reads]
         self.steps: list[list[int]] = [[] for _ in members]  # steps at which its readers were resolved
         self.known: set[int] = set()
         self.opened: dict[int, int] = {}

@@ -25,8 +25,8 @@ class MustSums:
         self.mask = sum(1 << c for c, w in enumerate(weight) if w > 0)
         self.memo: dict[int, float] = {}
 
-    def of(self, kids: Iterable[int]) -> float:
-        bits = self.mask & reduce(or_, [self.must[k] for k in kids], 0)
+    def of(self, children: Iterable[int]) -> float:
+        bits = self.mask & reduce(or_, [self.must[k] for k in children], 0)
         found = self.memo.get(bits)
         if found is None:
             packed = np.frombuffer(bits.to_bytes(self.bytes, "little"), np.uint8)
@@ -36,8 +36,8 @@ class MustSums:
 
 def undominated(row: list[Item], must: list[int]) -> list[Item]:
     """Rows (sorted by cost) that no other row dominates modulo must sets; one of each group of equal rows stays."""
-    own = [reduce(or_, [1 << k for k in i.kids], 0) for i in row]
-    beyond = [~reduce(or_, [must[k] for k in i.kids], 0) for i in row]  # complement of the children's must sets
+    own = [reduce(or_, [1 << k for k in i.children], 0) for i in row]
+    beyond = [~reduce(or_, [must[k] for k in i.children], 0) for i in row]  # complement of the children's must sets
     kept: list[int] = []
     for i, outside in enumerate(beyond):
         if not any(not own[j] & outside for j in kept):
@@ -58,14 +58,14 @@ def without_supersets(row: list[Item]) -> list[Item]:
     seen: set[frozenset[int]] = set()
     single: set[int] = set()
     for item in row:
-        if item.kids in seen or not single.isdisjoint(item.kids):
+        if item.children in seen or not single.isdisjoint(item.children):
             continue
-        if len(row) <= 200 and any(other.kids <= item.kids for other in keep):
+        if len(row) <= 200 and any(other.children <= item.children for other in keep):
             continue
-        seen.add(item.kids)
+        seen.add(item.children)
         keep.append(item)
-        if len(item.kids) == 1:
-            single |= item.kids
+        if len(item.children) == 1:
+            single |= item.children
     return keep
 
 

@@ -114,7 +114,7 @@ def write_egraph(
     first: dict[int, int] = {}
     for node, c in enumerate(problem.cls.tolist()):
         first.setdefault(c, node)
-    off, kid = problem.off.tolist(), problem.kid.tolist()
+    off, child = problem.off.tolist(), problem.child.tolist()
     nodes = {
         problem.node_name(i): {
             "op": ops[i] if ops is not None else problem.node_name(i),
@@ -122,7 +122,7 @@ def write_egraph(
             "cost": min(float(problem.cost[i]), sys.float_info.max),
             "eclass": problem.class_name(c),
             "children": [
-                problem.node_name(first[k]) if k in first else problem.class_name(k) for k in kid[off[i] : off[i + 1]]
+                problem.node_name(first[k]) if k in first else problem.class_name(k) for k in child[off[i] : off[i + 1]]
             ],
         }
         for i, c in enumerate(problem.cls.tolist())
@@ -253,18 +253,18 @@ def _children_and_cost(
     if not isinstance(children, list):
         raise ExtractionError("children must be a list", where=f"{where}: nodes[{_short(name)}]")
     try:
-        kids = [owner[child] for child in children]
+        below = [owner[child] for child in children]
     except (KeyError, TypeError):  # class names instead of node ids, or unknown names
-        kids = [_child(c, i, name, owner, classes, where) for i, c in enumerate(children)]
+        below = [_child(c, i, name, owner, classes, where) for i, c in enumerate(children)]
     cost = node.get("cost", 1.0)
     if type(cost) is float and "subsumed" not in node:
-        return kids, cost
+        return below, cost
     if isinstance(cost, bool) or not isinstance(cost, int | float):
         raise ExtractionError("cost must be a number", where=f"{where}: nodes[{_short(name)}].cost")
     if not isinstance(node.get("subsumed", False), bool):
         raise ExtractionError("subsumed must be true or false", where=f"{where}: nodes[{_short(name)}].subsumed")
     try:
-        return kids, math.inf if node.get("subsumed") else float(cost)
+        return below, math.inf if node.get("subsumed") else float(cost)
     except OverflowError:
         raise ExtractionError("cost is too large", where=f"{where}: nodes[{_short(name)}].cost") from None
 

@@ -82,7 +82,7 @@ def solve(
     deterministic: bool = False,
     hint: Sequence[int] | IntArray | None = None,
     stop: Callable[[], bool] | None = None,
-    hasty: bool = False,
+    beam_only: bool = False,
     structures: Structures | None = None,
 ) -> Extraction:
     """The cheapest extraction found within `time_limit` seconds, with a lower bound on all extractions.
@@ -95,7 +95,7 @@ def solve(
     deterministic: equal inputs give equal answers; limits are then counted work, which `time_limit` scales.
     hint: a choice array as a warm start; ignored if it is not a valid extraction.
     stop: polled; True ends the search early with the incumbent.
-    hasty: a large problem without limits ends after the beam search of the frontier DP.
+    beam_only: a large problem without limits ends after the beam search of the frontier DP.
     structures: cache of the steps that do not depend on costs, for the next solve of the same e-graph.
 
     Raises ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method.
@@ -107,7 +107,7 @@ def solve(
     if not problem.limits:
         kept = structures or Structures()
         clock = SolveClock(time_limit, deterministic, stop)
-        return _Portfolio(problem, method, gap, workers, clock, hasty=hasty, structures=kept).run(hint)
+        return _Portfolio(problem, method, gap, workers, clock, beam_only=beam_only, structures=kept).run(hint)
     if method == "frontier":
         raise UsageError(f"{method} does not support limits", where="solve", hint="use auto, cp-sat, highs or greedy")
     free = replace(problem, limits=())
@@ -130,7 +130,7 @@ class _Portfolio:
     memo: dict[bytes, Leaf] = field(default_factory=dict)
     start: str = ""  # method that found the leaves' initial solution
     piece: bool = False  # whether the problem is a part of a too large leaf: no further parts are taken
-    hasty: bool = False  # whether the beams of the frontier DP are enough
+    beam_only: bool = False  # whether the beams of the frontier DP are enough
     structures: Structures = field(default_factory=Structures)
 
     def __post_init__(self) -> None:
@@ -158,13 +158,13 @@ class _Portfolio:
             reduced = self.structures.detached(rows, self.clock.lacks_time_for(rows))
             if reduced is not None and not self.clock.expired():
                 parts = split_components(reduced.rows)
-                if not (self.hasty and known):
+                if not (self.beam_only and known):
                     known += [choice] if (choice := one_pass(rows, expired=self.clock.expired)) is not None else []
                 early = self._frontier_dp(rows, reduced, parts, known)
                 if early is not None and early[1] >= 0:
                     return self._finish(early[0], max(early[1], lower), "presolve + frontier DP")
                 known += [_as_choice(rows, early[0])] if early is not None else []
-        enough = self.hasty and self.leaf_search.unproved < sys.maxsize
+        enough = self.beam_only and self.leaf_search.unproved < sys.maxsize
         cost, chosen, name = best_greedy(rows, known, given_only=enough, expired=self.clock.expired)
         self.stats["greedy"] = cost
         if self.method == "greedy" or cost <= lower:
@@ -204,7 +204,7 @@ class _Portfolio:
         if len(parts) > FRONTIER_DP_PARTS:
             return None
         self.stats.update(components=sum(len(part.copies) for part in parts), distinct_components=len(parts))
-        kept = set(best_greedy(rows, known, quick=True, given_only=self.hasty and bool(known))[1])
+        kept = set(best_greedy(rows, known, quick=True, given_only=self.beam_only and bool(known))[1])
         prepared = []
         for part in parts:
             upper = rows.total(r for at in part.copies[0] if (r := reduced.origin[at]) in kept)

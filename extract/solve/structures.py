@@ -64,7 +64,7 @@ class Structures:
 
         `kind`: returns, for each class, a tuple of integers by which ties are broken; only called for a new structure.
         """
-        key = rows.n_classes, rows.roots, tuple(rows.cls), tuple(rows.kids)
+        key = rows.n_classes, rows.roots, tuple(rows.cls), tuple(rows.children)
         if key not in self._orders:
             self._orders[key] = narrow_order(rows, kind())
             if len(self._orders) > KEPT_ORDERS:
@@ -76,7 +76,7 @@ class Structures:
 def _structure_of(problem: Problem) -> bytes:
     """Hash of everything about a problem's rows but their costs."""
     total = blake2b(repr((problem.n_classes, problem.roots)).encode(), digest_size=16)
-    for array in (problem.cls, problem.off, problem.kid):
+    for array in (problem.cls, problem.off, problem.child):
         total.update(array.tobytes() + b"|")
     live = problem.live
     total.update(b"" if len(live) == problem.n_nodes else repr(live).encode())

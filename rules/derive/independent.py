@@ -33,14 +33,14 @@ def holds(view: EGraphView, term: Tensor) -> int | None:
     nodes = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
-        kids = tuple(view.kid[view.off[i] : view.off[i + 1]].tolist())
-        nodes[("leaf", id(leaf)) if leaf is not None else (view.op[i], kids, attrs_key(view.attrs[i]))] = int(
+        children = tuple(view.child[view.off[i] : view.off[i + 1]].tolist())
+        nodes[("leaf", id(leaf)) if leaf is not None else (view.op[i], children, attrs_key(view.attrs[i]))] = int(
             view.cls[i]
         )
     found: dict[int, int] = {}
     for node in topological([term]):
-        kids = tuple(found[id(a)] for a in node.args)
-        key = ("leaf", id(node)) if node.op in LEAVES else (node.op, kids, attrs_key(node.attrs))
+        children = tuple(found[id(a)] for a in node.args)
+        key = ("leaf", id(node)) if node.op in LEAVES else (node.op, children, attrs_key(node.attrs))
         if key not in nodes:
             return None
         found[id(node)] = nodes[key]

@@ -194,7 +194,7 @@ def test_saturate_then_extract_is_optimize(model: str, name: str, capsys: pytest
 
 
 def test_extract_solves_any_egraph_of_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    node = lambda op, cost, cls, *kids: {"op": op, "cost": cost, "eclass": cls, "children": list(kids)}
+    node = lambda op, cost, cls, *children: {"op": op, "cost": cost, "eclass": cls, "children": list(children)}
     nodes = {
         "shared": node("s", 4, "S"), "two": node("+", 1, "R", "l", "r"), "l": node("l", 1, "L", "shared"),
         "r": node("r", 1, "T", "shared"), "one": node("1", 8, "R"),
@@ -216,7 +216,8 @@ def test_ctrl_c_keeps_the_cheapest_choice_so_far(
     from tensor_graphs.extract.solve import solve as solving
 
     nodes = {
-        n: {"op": n, "eclass": n.upper(), "children": list(kids), "cost": 1} for n, kids in (("a", ""), ("b", "a"))
+        n: {"op": n, "eclass": n.upper(), "children": list(children), "cost": 1}
+        for n, children in (("a", ""), ("b", "a"))
     }
     (tmp_path / "e.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": []}))
     real = solving.solve

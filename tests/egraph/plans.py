@@ -17,5 +17,5 @@ def dag_cost(view: EGraphView, price: Sequence[float], choice: Sequence[int]) ->
             continue
         seen.add(c)
         total += price[choice[c]]
-        stack.extend(view.kids(choice[c]).tolist())
+        stack.extend(view.children(choice[c]).tolist())
     return total

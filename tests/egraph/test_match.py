@@ -102,7 +102,7 @@ def test_matches_in_a_saturated_class_are_found_once() -> None:
 
 def naive(view: EGraphView, op: str) -> set[tuple[int, ...]]:
     """Matches of op(op2(a, b), c) over all pairs of binary e-nodes, the slow way."""
-    rows = [(view.op[i], int(view.cls[i]), view.kids(i).tolist()) for i in range(len(view))]
+    rows = [(view.op[i], int(view.cls[i]), view.children(i).tolist()) for i in range(len(view))]
     outer = [r for r in rows if r[0] == op and len(r[2]) == 2]
     inner = [r for r in rows if r[0] == "mul"]
     return {(o[1], *i[2], o[2][1]) for o, i in product(outer, inner) if i[1] == o[2][0]}

@@ -90,7 +90,7 @@ def long_sum(n: int, name: str = "x") -> Graph:
 
 def everything(view: EGraphView) -> list[Any]:
     """A view as plain data."""
-    return [view.op, view.attrs, view.cls.tolist(), view.off.tolist(), view.kid.tolist(), list(map(str, view.types)),
+    return [view.op, view.attrs, view.cls.tolist(), view.off.tolist(), view.child.tolist(), list(map(str, view.types)),
             view.weight.tolist(), view.roots, view.report.matches, view.report.sizes, view.report.stopped]  # fmt: skip
 
 
@@ -101,9 +101,9 @@ def assert_sound(graph: Graph, view: EGraphView) -> None:
     terms = dict(zip(known, view.terms(choice, known)))
     forms: list[tuple[int, Tensor]] = []
     for i in range(len(view)):
-        kids = view.kids(i).tolist()
-        if all(k in terms for k in kids):
-            forms.append((int(view.cls[i]), view.node_tensor(i, [terms[k] for k in kids])))
+        children = view.children(i).tolist()
+        if all(k in terms for k in children):
+            forms.append((int(view.cls[i]), view.node_tensor(i, [terms[k] for k in children])))
     originals = {cls: node for node, cls in view.classes.items()}
     references = [originals.get(cls, terms[cls]) for cls, _ in forms]
     values, params = data(graph)
@@ -199,7 +199,7 @@ def exact_cost(view: EGraphView) -> float:
                 best[0] = cost
             return
         for i in sorted(view.nodes_of(todo[0]).tolist(), key=lambda i: (price[i], i)):
-            search((*todo[1:], *view.kids(i).tolist()), {**chosen, todo[0]: i}, cost + price[i])
+            search((*todo[1:], *view.children(i).tolist()), {**chosen, todo[0]: i}, cost + price[i])
 
     search(view.roots, {}, 0.0)
     return best[0]
@@ -214,7 +214,7 @@ def _acyclic(view: EGraphView, chosen: dict[int, int]) -> bool:
         if state.get(k) == 1:
             return False
         state[k] = 1
-        fine = all(visit(j) for j in view.kids(chosen[k]).tolist())
+        fine = all(visit(j) for j in view.children(chosen[k]).tolist())
         state[k] = 2
         return fine
 
@@ -245,7 +245,7 @@ def test_pruning_never_loses_the_graph(graph: Graph, options: dict[str, Any]) ->
     limits = options.get("limits", Limits(iterations=4))
     view = saturate_block(graph, RULES, limits, slack=options.get("slack"), session=InProcess())
     assert view.report.extractable
-    held = {(view.op[i], view.attrs[i], int(view.cls[i]), *view.kids(i).tolist()) for i in range(len(view))}
+    held = {(view.op[i], view.attrs[i], int(view.cls[i]), *view.children(i).tolist()) for i in range(len(view))}
     for node in graph.nodes():
         row = (node.op, node.attrs, view.classes[node], *(view.classes[a] for a in node.args))
         assert row in held
@@ -590,7 +590,7 @@ def test_a_rule_whose_ops_come_up_later_sees_everything() -> None:
     view = saturate_block(Graph.of(x - t.neg(y)), rules, Limits(seconds=30), session=InProcess(), guard=False)
     sums = [i for i in view.nodes_of(view.roots[0]).tolist() if view.op[i] == "add"]
     assert view.report.matches == {"sub-as-add": 1, "add-neg-neg": 1}
-    assert [view.classes[x], view.classes[y]] in [view.kids(i).tolist() for i in sums]
+    assert [view.classes[x], view.classes[y]] in [view.children(i).tolist() for i in sums]
 
 
 def test_rules_are_declared_when_their_ops_come_up_and_stay_for_later_blocks() -> None:

@@ -34,18 +34,18 @@ WIDTHS = (Limits(iterations=2, beam=1), Limits(iterations=4, beam=2), Limits(ite
 def embedding(small: EGraphView, large: EGraphView) -> list[int]:
     """For each class of one view the class of another that holds one of its e-nodes; -1 where none does."""
 
-    def key(view: EGraphView, i: int, kids: list[int]) -> tuple[object, ...]:
-        return (view.tensors[i] if i in view.tensors else (view.op[i], view.attrs[i]), *kids)
+    def key(view: EGraphView, i: int, children: list[int]) -> tuple[object, ...]:
+        return (view.tensors[i] if i in view.tensors else (view.op[i], view.attrs[i]), *children)
 
-    table = {key(large, i, large.kids(i).tolist()): c for i, c in enumerate(large.cls.tolist())}
+    table = {key(large, i, large.children(i).tolist()): c for i, c in enumerate(large.cls.tolist())}
     found = [-1] * small.n_classes
     grown = True
     while grown:
         grown = False
         for i, c in enumerate(small.cls.tolist()):
-            kids = [found[k] for k in small.kids(i).tolist()]
-            if found[c] < 0 and -1 not in kids:
-                found[c] = table.get(key(small, i, kids), -1)
+            children = [found[k] for k in small.children(i).tolist()]
+            if found[c] < 0 and -1 not in children:
+                found[c] = table.get(key(small, i, children), -1)
                 grown |= found[c] >= 0
     return found
 
@@ -54,11 +54,11 @@ def missing(small: EGraphView, large: EGraphView) -> int:
     """E-nodes of one view that another one does not have."""
     of = embedding(small, large)
     have = {
-        (large.tensors[i] if i in large.tensors else (large.op[i], large.attrs[i]), c, *large.kids(i).tolist())
+        (large.tensors[i] if i in large.tensors else (large.op[i], large.attrs[i]), c, *large.children(i).tolist())
         for i, c in enumerate(large.cls.tolist())
     }
     return sum(
-        (small.tensors[i] if i in small.tensors else (small.op[i], small.attrs[i]), of[c], *[of[k] for k in small.kids(i).tolist()])
+        (small.tensors[i] if i in small.tensors else (small.op[i], small.attrs[i]), of[c], *[of[k] for k in small.children(i).tolist()])
         not in have
         for i, c in enumerate(small.cls.tolist())
     )  # fmt: skip
@@ -164,7 +164,7 @@ def test_every_width_is_part_of_the_next(here: list[Limits], name: str) -> None:
 
 def cost(view: EGraphView) -> float:
     """The least cost of a plan at stated prices."""
-    rows = zip(view.cls.tolist(), (view.kids(i).tolist() for i in range(len(view))), node_prices(view, Roofline()))
+    rows = zip(view.cls.tolist(), (view.children(i).tolist() for i in range(len(view))), node_prices(view, Roofline()))
     found = solve(Problem.build(rows, view.roots, n_classes=view.n_classes), time_limit=20.0)
     assert found.optimal
     return found.cost

@@ -106,7 +106,9 @@ def test_a_choice_with_a_cycle_or_a_gap_is_an_error() -> None:
     root = view.roots[0]
     loop = next(i for i in view.nodes_of(root).tolist() if view.op[i] == "mul")
     with pytest.raises(ExtractionError, match="cycle"):
-        view.term({root: loop, **{int(k): int(view.nodes_of(int(k))[0]) for k in view.kids(loop) if k != root}}, root)
+        view.term(
+            {root: loop, **{int(k): int(view.nodes_of(int(k))[0]) for k in view.children(loop) if k != root}}, root
+        )
     with pytest.raises(ExtractionError, match="no chosen"):
         view.term({}, root)
 
@@ -120,7 +122,7 @@ def test_json_names_every_child_and_root() -> None:
     assert set(data["root_eclasses"]) <= classes == set(data["class_data"])
     for i, node in enumerate(nodes.values()):
         assert set(node) == {"op", "children", "eclass", "cost"} and node["cost"] == 2.5
-        assert [nodes[k]["eclass"] for k in node["children"]] == [f"c{k}" for k in view.kids(i).tolist()]
+        assert [nodes[k]["eclass"] for k in node["children"]] == [f"c{k}" for k in view.children(i).tolist()]
 
 
 def test_html_is_paged_and_escaped() -> None:
@@ -171,10 +173,10 @@ def test_joining_random_graphs_keeps_roots_types_and_values(graph: Graph) -> Non
     assert view.extractable()
     assert [view.types[r] for r in view.roots] == [r.type for r in graph.roots]
     assert [view.classes[r] for r in graph.roots] == list(view.roots)
-    assert view.off[-1] == len(view.kid) and len(view.off) == len(view) + 1
+    assert view.off[-1] == len(view.child) and len(view.off) == len(view) + 1
     of: dict[tuple[object, ...], int] = {}  # e-node -> its only e-class, also where two blocks have it
     for i, own in enumerate(view.cls.tolist()):
-        assert of.setdefault((view.what(i), *view.kids(i).tolist()), own) == own
+        assert of.setdefault((view.label(i), *view.children(i).tolist()), own) == own
     values, params = data(graph)
     with np.errstate(all="ignore"):
         a = evaluate(graph, values, params=params, float64=True)

@@ -78,7 +78,7 @@ def test_pages_cover_all_classes_once(explorer: Explorer) -> None:
 def test_show_gives_a_class_with_its_neighbours(explorer: Explorer) -> None:
     root = explorer.view.roots[0]
     shown = parsed(explorer.show(root)).ids
-    reads = {int(k) for n in explorer.view.nodes_of(root) for k in explorer.view.kids(n)}
+    reads = {int(k) for n in explorer.view.nodes_of(root) for k in explorer.view.children(n)}
     assert {int(i.rpartition("-")[2]) for i in shown} >= {root} | reads
 
 

@@ -97,7 +97,7 @@ def test_answers_without_proof_are_upper_bounds(
 def test_the_data_of_an_explorer_describes_it(explorer: Explorer) -> None:
     found, _ = decode(explorer_data(explorer, seconds=0.5))
     view, kernels = explorer.view, explorer.choice.hypergraph.candidates
-    assert found["node.op"] == view.op and np.array_equal(np.asarray(found["node.kid.item"]), view.kid)
+    assert found["node.op"] == view.op and np.array_equal(np.asarray(found["node.kid.item"]), view.child)
     assert found["kernel.name"] == [c.template.name for c in kernels]
     steps = np.asarray(found["kernel.step"])
     assert [int(np.flatnonzero(steps == n)[0]) for n in range(len(explorer.choice.chosen))] == explorer.choice.chosen
@@ -270,7 +270,7 @@ def test_the_widget_holds_the_data(pair: tuple[Explorer, int, int]) -> None:
 def test_everything_is_data(explorer: Explorer) -> None:
     tables, plain, view = explorer.to_arrow(), explorer.to_json(), explorer.view
     assert tables["node"].column("op").to_pylist() == plain["node"]["op"] == view.op
-    assert tables["node"].column("kid").to_pylist() == [view.kids(n).tolist() for n in range(len(view))]
+    assert tables["node"].column("kid").to_pylist() == [view.children(n).tolist() for n in range(len(view))]
     assert tables["kernel"].num_rows == len(explorer.choice.hypergraph.candidates) == len(plain["kernel"]["us"])
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     dot = explorer.to_dot("plan")
@@ -452,8 +452,8 @@ vm.runInContext(require("fs").readFileSync(0, "utf8") + "\\nObject.assign(this, 
 const depth = 60, args = (i) => (i ? [i - 1, i - 1] : []);
 const names = context.namesOf(depth, { at: (i) => (i ? "add" : "param") }, { at: (i) => (i ? "" : "w") }, args);
 let asked = 0;
-const kids = [...Array(2000).keys()].slice(1), below = (i) => { asked++; return i ? [] : kids; };
-const boxes = context.layered([0, ...kids], below, () => [200, 40]);
+const children = [...Array(2000).keys()].slice(1), below = (i) => { asked++; return i ? [] : children; };
+const boxes = context.layered([0, ...children], below, () => [200, 40]);
 const graph = Object.create(context.Graph.prototype), both = [0, 1], ones = [1, 1];
 const lists = { makersOf: (c) => [c], input: () => [1], out: (k) => [k], inside: () => undefined, planned: (c) => c };
 const each = { plan: both, step: both, placeClass: both, isView: [0, 1], limit: ones, us: ones, bytes: ones, size: ones };

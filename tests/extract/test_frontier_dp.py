@@ -170,7 +170,7 @@ def test_where_it_is_a_beam_the_others_prove(rows: ProblemRows) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MAX_EXACT_LABELS", 0)
         patch.setattr(module, "BEAM_WIDTH", 1)
-        found = solve(Problem.build(zip(rows.cls, rows.kids, rows.cost), rows.roots, n_classes=rows.n_classes))
+        found = solve(Problem.build(zip(rows.cls, rows.children, rows.cost), rows.roots, n_classes=rows.n_classes))
     assert found.optimal and found.lower_bound <= best * (1 + 1e-9)
     assert found.cost == pytest.approx(best, rel=1e-6)
 

@@ -49,7 +49,7 @@ def groups_of(root: Tensor) -> tuple[FusionGroups, list[FusionGroup], dict[Tenso
     view = view_of(graph)
     given = frozenset(c for c, op in zip(view.cls.tolist(), view.op) if op == "input")
     groups = FusionGroups(view, given)
-    nodes = {(view.op[n], view.attrs[n], tuple(view.kids(n).tolist())): int(view.cls[n]) for n in range(len(view))}
+    nodes = {(view.op[n], view.attrs[n], tuple(view.children(n).tolist())): int(view.cls[n]) for n in range(len(view))}
     classes: dict[Tensor, int] = {}
     for node in graph.nodes():
         key = (node.op, node.attrs, tuple(classes[a] for a in node.args))

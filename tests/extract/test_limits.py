@@ -270,7 +270,7 @@ def _reads(problem: Problem, way: Any, place: tuple[int, str]) -> set[tuple[int,
     c, d = place
     if isinstance(way, tuple):
         return {(c, way[1])}
-    return {(k, d) for k in problem.kid[problem.off[way] : problem.off[way + 1]].tolist()}
+    return {(k, d) for k in problem.child[problem.off[way] : problem.off[way + 1]].tolist()}
 
 
 @settings(deadline=None, max_examples=25)
@@ -332,7 +332,7 @@ def test_a_step_up_in_cost_is_asked_for_twice() -> None:
     problem = Problem(
         cls=np.array([0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5], np.int32),
         off=np.array([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 5, 6], np.int32),
-        kid=np.array([5, 5, 0, 0, 4, 4], np.int32),
+        child=np.array([5, 5, 0, 0, 4, 4], np.int32),
         cost=np.array([0, 0, 0, 0, 0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         n_classes=6, roots=(1, 2), limits=(Limit("error", use, 5.3),),
     )  # fmt: skip

@@ -180,7 +180,7 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     )
     with pytest.raises(RuleError, match="reads z"):
         candidate_hypergraph(found, [Kernels([replace(late, pattern="sin(a + b);exp(z)")])], view_strides)
-    levels = strongly_connected_components([list(kids) for kids in _reads(kernels)])[1]
+    levels = strongly_connected_components([list(children) for children in _reads(kernels)])[1]
     assert all(len(member) == 1 for member in levels), "the order has no cycle"
 
 
@@ -201,8 +201,8 @@ def _reads(kernels: Hypergraph) -> list[set[int]]:
     """What the classes of the solvers' problem read."""
     rows = EncodedHypergraph(kernels, [1.0] * len(kernels.candidates)).problem.rows
     found: list[set[int]] = [set() for _ in range(rows.n_classes)]
-    for c, kids in zip(rows.cls, rows.kids):
-        found[c] |= set(kids)
+    for c, children in zip(rows.cls, rows.children):
+        found[c] |= set(children)
     return found
 
 
@@ -417,7 +417,7 @@ def test_attention_that_writes_rows_reads_slices_of_a_product_as_such() -> None:
     scattered = {int(found.cls[n]) for n, op in enumerate(found.op) if op == "scatter_elements"}
     writing = [g for g in groups if len(scattered & {*g.classes}) == 2]
     assert writing
-    whole = {int(found.kids(n)[0]) for n, op in enumerate(found.op) if op == "slice"}
+    whole = {int(found.children(n)[0]) for n, op in enumerate(found.op) if op == "slice"}
     parts = {int(found.cls[n]) for n, op in enumerate(found.op) if op == "slice"}
     for g in writing:
         read = {c for _, c in g.leaves}

@@ -65,7 +65,14 @@ def test_bad_problems(nodes: Any, roots: Any, message: str) -> None:
     ],
 )
 def test_bad_arrays(change: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {"cls": [0, 1], "off": [0, 0, 1], "kid": [0], "cost": [1, 1], "n_classes": 2, "roots": (1,)}
+    good: dict[str, Any] = {
+        "cls": [0, 1],
+        "off": [0, 0, 1],
+        "child": [0],
+        "cost": [1, 1],
+        "n_classes": 2,
+        "roots": (1,),
+    }
     assert evaluate(Problem(**good), [0, 1]) == 2
     with pytest.raises(ExtractionError, match=message):
         Problem(**{**good, **change})
@@ -106,7 +113,7 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"graph{suffix}"
     write_egraph(path, problem, ops=["x", "+", "*", "id"], extra={"tensor_graphs": {"blocks": 1}})
     again = read_egraph(path)
-    for name in ("cls", "off", "kid", "cost"):
+    for name in ("cls", "off", "child", "cost"):
         np.testing.assert_array_equal(getattr(again, name), getattr(problem, name))
     assert (again.node_ids, again.class_ids, again.roots) == (problem.node_ids, problem.class_ids, problem.roots)
     assert solve(again).cost == solve(problem).cost

@@ -50,8 +50,8 @@ def documents(draw: st.DrawFn, most: int = 7) -> dict[str, Any]:
     for name in itertools.chain(*names):
         c = int(name.partition(".")[0])
         below = [x for group in (names[:c] if acyclic else names) for x in group]
-        kids = draw(st.lists(st.sampled_from(below), max_size=4)) if below else []
-        nodes[name] = {"op": "f", "cost": draw(costs), "eclass": f"c{c}", "children": kids}
+        children = draw(st.lists(st.sampled_from(below), max_size=4)) if below else []
+        nodes[name] = {"op": "f", "cost": draw(costs), "eclass": f"c{c}", "children": children}
         if draw(st.integers(0, 19)) == 0:
             nodes[name]["subsumed"] = True
     roots = draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=3))

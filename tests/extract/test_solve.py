@@ -38,8 +38,8 @@ def problems(draw: st.DrawFn, acyclic: bool = False) -> Problem:
     for c in range(n):
         for _ in range(draw(st.integers(1, 3))):
             below = st.integers(0, c - 1) if acyclic and c else st.integers(0, n - 1)
-            kids = () if acyclic and not c else tuple(draw(st.lists(below, max_size=3)))
-            nodes.append((c, kids, draw(costs)))
+            children = () if acyclic and not c else tuple(draw(st.lists(below, max_size=3)))
+            nodes.append((c, children, draw(costs)))
     roots = draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=2))
     return Problem.build(nodes, roots, n_classes=n)
 
@@ -61,7 +61,7 @@ def brute_force(problem: Problem) -> list[tuple[float, frozenset[int]]]:
             node = picked[todo.pop()]
             if node not in used:
                 used.add(node)
-                todo += problem.kid[problem.off[node] : problem.off[node + 1]].tolist()
+                todo += problem.child[problem.off[node] : problem.off[node + 1]].tolist()
         if all(math.fsum(limit.use[list(used)]) <= limit.most * (1 + 1e-9) for limit in problem.limits):
             found[frozenset(used)] = cost
     return sorted(((cost, nodes) for nodes, cost in found.items()), key=lambda e: (e[0], sorted(e[1])))
@@ -210,9 +210,11 @@ def test_split_sees_through_renumbering() -> None:
     nodes: list[tuple[int, tuple[int, ...], float]] = []
     for i in range(8):
         names = 6 * i + rng.permutation(6)
-        piece = [(int(names[c - 1]), tuple(int(names[k - 1]) for k in kids if k), p) for c, kids, p in block(1, 0)]
+        piece = [
+            (int(names[c - 1]), tuple(int(names[k - 1]) for k in children if k), p) for c, children, p in block(1, 0)
+        ]
         nodes += [piece[j] for j in rng.permutation(len(piece))]
-    problem = Problem.build(nodes, [c for c, kids, p in nodes if p == 2.75])
+    problem = Problem.build(nodes, [c for c, children, p in nodes if p == 2.75])
     light = detach(problem.rows)
     assert light is not None
     assert {len(p.copies) for p in split_components(light.rows) if len(p.rows) > 1} == {8}
@@ -245,7 +247,10 @@ def test_a_solution_found_in_a_hurry_computes_nothing_twice(monkeypatch: pytest.
         for c in range(3 * layers)
     ]
     assert evaluate(problem, twice) == 6.0 * layers
-    for found in (solve(problem, time_limit=0.0, hint=twice), solve(problem, time_limit=0.0, hint=twice, hasty=True)):
+    for found in (
+        solve(problem, time_limit=0.0, hint=twice),
+        solve(problem, time_limit=0.0, hint=twice, beam_only=True),
+    ):
         assert found.cost == 5.0 * layers
 
 

@@ -34,8 +34,8 @@ def test_solutions_are_those_of_single_solves(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(8):
         problem = layers([rng.choice([0.5, 1.0, 3.0]) for _ in range(4)])
         alone, found = solve(problem), solve(problem, hint=before, structures=kept)
-        hasty = solve(problem, hint=before, structures=kept, hasty=True)
-        assert found.cost == alone.cost == hasty.cost and found.optimal and hasty.lower_bound <= alone.cost
+        beam_only = solve(problem, hint=before, structures=kept, beam_only=True)
+        assert found.cost == alone.cost == beam_only.cost and found.optimal and beam_only.lower_bound <= alone.cost
         before = found.choice
     assert len(reductions) == 8 + 1  # of each solve alone, and of the structure
 
@@ -78,5 +78,5 @@ def test_a_problem_has_the_first_cheapest_candidate_of_each_group() -> None:
         rows = EncodedHypergraph(graph, cost)
         plain = Problem.build([(made[i], needs[i], cost[i]) for i in wanted], [5], n_classes=6)
         assert rows.candidate == wanted
-        for name in ("cls", "off", "kid", "cost"):
+        for name in ("cls", "off", "child", "cost"):
             assert (getattr(rows.problem, name) == getattr(plain, name)).all(), name

@@ -118,22 +118,22 @@ def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = Fals
         found = evaluate(terms, data, params=data, float64=not exact)
         value = dict(zip(known, found))
         for n in range(len(view)):
-            kids, cls = view.kids(n).tolist(), int(view.cls[n])
+            children, cls = view.children(n).tolist(), int(view.cls[n])
             if (
                 view.op[n] in ("input", "param", "state", "constant")
                 or cls not in value
-                or any(k not in value for k in kids)
+                or any(k not in value for k in children)
             ):
                 continue
             SEEN["e-nodes"] += 1
             want = value[cls]
-            got = of_node(view, n, [value[k] for k in kids], exact=exact)
+            got = of_node(view, n, [value[k] for k in children], exact=exact)
             if got.shape != want.shape:
                 return f"class {cls} ({view.types[cls]}): shape {got.shape}, not {want.shape}\n{shown(view, n, terms, known)}"
             if exact:
                 if not same_bits(got, want):
                     return f"bits differ: {got!r} for {want!r}\n{shown(view, n, terms, known)}"
-            elif message := apart(view, n, got, want, [value[k] for k in kids]):
+            elif message := apart(view, n, got, want, [value[k] for k in children]):
                 return f"class {cls} ({view.types[cls]}): {message}\n{shown(view, n, terms, known)}"
     SEEN["classes"] += view.n_classes
     return ""
@@ -141,7 +141,7 @@ def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = Fals
 
 def of_node(view: EGraphView, node: int, operands: Sequence[Array], *, exact: bool = False) -> Array:
     """The value of an e-node for given operand values."""
-    leaves = [tg.input(f"k{i}", t.shape, t.dtype) for i, t in enumerate(view.types[k] for k in view.kids(node))]
+    leaves = [tg.input(f"k{i}", t.shape, t.dtype) for i, t in enumerate(view.types[k] for k in view.children(node))]
     made = view.node_tensor(node, leaves)
     return evaluate([made], {f"k{i}": x for i, x in enumerate(operands)}, float64=not exact)[0]
 
@@ -192,7 +192,7 @@ def shown(view: EGraphView, node: int, terms: Sequence[Tensor], known: Sequence[
     """Text of an e-node and of the term of its class."""
     at = dict(zip(known, terms))
     cls = int(view.cls[node])
-    made = view.node_tensor(node, [at[k] for k in view.kids(node).tolist()])
+    made = view.node_tensor(node, [at[k] for k in view.children(node).tolist()])
     return "\n".join(f"{name}\n{Case(Graph.of(t), {}).text()}" for name, t in (("term", at[cls]), ("e-node", made)))
 
 
@@ -237,10 +237,10 @@ def cheapest(found: Hypergraph, price: Sequence[float]) -> list[int] | None:
     algorithm).
     """
     numbered = found.numbered
-    left = [len(kids) for kids in numbered.needs]
+    left = [len(children) for children in numbered.needs]
     users: dict[int, list[int]] = {}
-    for i, kids in enumerate(numbered.needs):
-        for k in kids:
+    for i, children in enumerate(numbered.needs):
+        for k in children:
             users.setdefault(k, []).append(i)
     best: dict[int, float] = {}
     maker: dict[int, int] = {}

@@ -270,7 +270,7 @@ def test_values_that_were_only_moved_are_as_they_came() -> None:
     assert original[list(view.classes.values())].all() and original.sum() == len(set(view.classes.values()))
     assert (known >= original).all() and (~known).any()
     for i, op in enumerate(view.op):
-        if op in ("concat", "permute", "reshape") and known[view.kids(i)].all():
+        if op in ("concat", "permute", "reshape") and known[view.children(i)].all():
             assert known[view.cls[i]]
 
 

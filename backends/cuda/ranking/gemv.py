@@ -24,7 +24,7 @@ from .model import (
 )
 
 SHARED = 11 << 10  # limit of values in one exchange through shared memory
-FLYING = 96  # bytes of loads that the compiler keeps in flight in one thread inside a loop
+MAX_IN_FLIGHT = 96  # bytes of loads that the compiler keeps in flight in one thread inside a loop
 ROUND = 0.6  # µs per round of loads, with vectors along K
 AHEAD_OF_K = 80 << 10  # bytes in flight beyond which more do not help, with vectors along K
 AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
@@ -180,10 +180,10 @@ class GemvRanking(RankingModel):
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)
         of_block = self.length // split * columns * self.matrices * self.itemsize
         rounds = of_block / (threads * held * self.itemsize)
-        flying = min(held * self.itemsize, FLYING if rounds > 1 else 2 * FLYING)
-        rounds = max(1.0, rounds) * held * self.itemsize / flying / (AHEAD if ring else 1)
+        in_flight = min(held * self.itemsize, MAX_IN_FLIGHT if rounds > 1 else 2 * MAX_IN_FLIGHT)
+        rounds = max(1.0, rounds) * held * self.itemsize / in_flight / (AHEAD if ring else 1)
         resident = max(
-            1, min(32, target().threads // threads, int(target().registers / (threads * (22 + flying / 4 + sums))))
+            1, min(32, target().threads // threads, int(target().registers / (threads * (22 + in_flight / 4 + sums))))
         )
         resident = max(1, min(resident, target().shared_per_block // ring)) if ring else resident
         found = 0.0

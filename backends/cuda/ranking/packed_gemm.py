@@ -131,8 +131,8 @@ class PackedGemmRanking(RankingModel):
         numbers = self.length * n * self.matrices / split  # of a block
         padded = 4.0 * self.span * along * rounds * n * self.matrices
         dram = self.length * self.columns * self.matrices * self.batch * BYTES / self.span / machine.bytes_per_us
-        flying = here * threads * tiles * BYTES * self.matrices * min(1.0, numbers / padded)
-        starved = STARVED * max(0.0, log2(IN_FLIGHT / (flying * (1 if direct else max(1, ahead)))))
+        in_flight = here * threads * tiles * BYTES * self.matrices * min(1.0, numbers / padded)
+        starved = STARVED * max(0.0, log2(IN_FLIGHT / (in_flight * (1 if direct else max(1, ahead)))))
         each = (GROUPED if self.grouped else EACH[self.span]) + MANY_OCTET * (-(-self.rows // 8) - 1)
         issued = threads * rounds * (self.matrices * tiles * self.span * each + (RINGED if ahead else BESIDE)) / ISSUED
         base, more = DIRECT if direct else COPIED if ahead else ROUND

@@ -95,12 +95,12 @@ class SkinnyGemmRanking(RankingModel):
         rows = 2.0 * self.rows * min(each * part, self.length)  # re-read from the L1 cache
         busiest = (each * total / blocks + rows) / FASTEST
         used = part / (rounds * step)  # useful fraction of the loads of its iterations
-        flying = (
+        in_flight = (
             min(max(1.0, blocks / target().multiprocessors), resident) * n * along * deep * self.matrices * 64 * used
         )
         share = min(1.0, total / target().multiprocessors / (96 << 10))  # small problems need fewer bytes in flight
         slower = (
-            share * (0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying)))
+            share * (0.4 * max(0.0, log2((40 << 10) / in_flight)) + 0.27 * max(0.0, log2((96 << 10) / in_flight)))
             + 0.12 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)
             + {1: -0.25, 2: -0.1, 4: 0.0, 8: 0.22, 16: 0.4}[deep] * share
             + {1: 0.25, 2: -0.04, 4: 0.0}.get(tiles * self.matrices, 0.14)

@@ -199,8 +199,8 @@ def _rows(facts: KernelFacts) -> Ranked:
 def _thin(facts: KernelFacts, tile: int, programs: int, warps: int) -> float:
     """Log2 of the factor by which row programs with loops have too few bytes in flight to saturate memory; 0 if they
     have enough."""
-    flying = min(programs / target().multiprocessors, 64 / warps) * tile * facts.width
-    return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / target().multiprocessors) / flying))
+    in_flight = min(programs / target().multiprocessors, 64 / warps) * tile * facts.width
+    return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / target().multiprocessors) / in_flight))
 
 
 def _attention(facts: KernelFacts) -> Ranked:

@@ -24,9 +24,9 @@ def chosen_terms(view: EGraphView, kernels: Iterable[Sequence[int]]) -> list[Ten
             inside.setdefault(int(view.cls[n]), []).append(n)
         for c, forms in inside.items():
             chosen.setdefault(c, forms)
-    for n in sorted(range(len(view)), key=lambda n: (bool(len(view.kids(n))), not own[n], n)):
+    for n in sorted(range(len(view)), key=lambda n: (bool(len(view.children(n))), not own[n], n)):
         c = int(view.cls[n])
-        if view.weight[c] or not len(view.kids(n)):
+        if view.weight[c] or not len(view.children(n)):
             chosen.setdefault(c, []).append(n)
     made: dict[int, Tensor] = {}
     return [_term(view, root, chosen, made) for root in view.roots]
@@ -46,14 +46,14 @@ def _term(view: EGraphView, root: int, chosen: dict[int, list[int]], made: dict[
         if open_[c] >= len(forms):
             raise ExtractionError(f"the chosen kernels do not compute the e-class c{c}")
         node = forms[open_[c]]
-        kids = view.kids(node).tolist()
-        if any(k in open_ and k not in made for k in kids):
+        children = view.children(node).tolist()
+        if any(k in open_ and k not in made for k in children):
             open_[c] += 1  # the form contains itself
-        elif missing := [k for k in kids if k not in made]:
+        elif missing := [k for k in children if k not in made]:
             stack += missing[:1]
             open_[missing[0]] = 0
         else:
-            made[c] = view.node_tensor(node, [made[k] for k in kids])
+            made[c] = view.node_tensor(node, [made[k] for k in children])
             stack.pop()
     return made[root]
 

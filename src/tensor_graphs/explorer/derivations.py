@@ -87,8 +87,8 @@ class TermMatcher:
             if not _agrees(term.attrs, self.matcher.values[node], attrs):
                 continue
             used: list[int] = [node]
-            for arg, kid in zip(term.args, self.matcher.children(node)):
-                inner = self._at(arg, kid, classes, attrs, memo)
+            for arg, child in zip(term.args, self.matcher.children(node)):
+                inner = self._at(arg, child, classes, attrs, memo)
                 if inner is None:
                     break
                 used += inner
@@ -148,12 +148,12 @@ def _definitions(terms: TermMatcher) -> Iterator[Derivation]:
     """The decompositions of the composite e-nodes."""
     view = terms.view
     for node in range(len(view)):
-        kids = view.kids(node).tolist()
-        operands = [placeholder(str(i), view.types[k].shape, view.types[k].dtype) for i, k in enumerate(kids)]
-        parts = parts_of(view.node_tensor(node, operands)) if kids else None
+        children = view.children(node).tolist()
+        operands = [placeholder(str(i), view.types[k].shape, view.types[k].dtype) for i, k in enumerate(children)]
+        parts = parts_of(view.node_tensor(node, operands)) if children else None
         if parts is None:
             continue
-        classes = {str(i): k for i, k in enumerate(kids)}
+        classes = {str(i): k for i, k in enumerate(children)}
         made = terms.nodes(_as_term(parts), int(view.cls[node]), classes, {}) or ()
         if made := tuple(n for n in made if n != node):
             yield Derivation(DEFINITION + view.op[node], (node,), made)

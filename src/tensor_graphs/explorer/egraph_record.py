@@ -66,7 +66,7 @@ def view_to_json(view: EGraphView) -> dict[str, Any]:
     cls = view.cls.tolist()
     return {
         "classes": [[t.dtype, list(concrete(t.shape)), bool(w)] for t, w in zip(view.types, view.weight)],
-        "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
+        "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.children(i).tolist()] for i, op in enumerate(view.op)],
         "roots": list(view.roots), "own": [] if view.original_nodes is None else np.flatnonzero(view.original_nodes).tolist(),
         "original": np.flatnonzero(view.original_classes).tolist(),
         "age": [] if view.age is None else view.age.tolist(),
@@ -104,7 +104,7 @@ def view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGrap
     ops: list[str] = []
     attrs: list[tuple[tuple[str, Any], ...]] = []
     owners: list[int] = []
-    kids: list[list[int]] = []
+    children: list[list[int]] = []
     tensors: dict[int, Tensor] = {}
     for i, row in enumerate(record["nodes"]):
         at = f"{where}.nodes[{i}]"
@@ -112,12 +112,12 @@ def view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGrap
         ops.append(op)
         attrs.append(attrs_from_json(op, values, at))
         owners.append(_whole(owner, len(types), "a class", at))
-        kids.append([_whole(k, len(types), "a class", at) for k in below])
+        children.append([_whole(k, len(types), "a class", at) for k in below])
         if (leaf := _typed(op, attrs[-1], types[owner], [types[k] for k in below], leaves, at)) is not None:
             tensors[i] = leaf
     roots = tuple(_whole(r, len(types), "a root", where) for r in record["roots"])
-    off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
-    flat = np.array([k for row in kids for k in row], np.int32)
+    off = np.cumsum([0, *map(len, children)]).astype(np.int32)
+    flat = np.array([k for row in children for k in row], np.int32)
     own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the original model
     # e-classes of the original model: some kernels are generated for these only
     original = _flags(record, "original", len(types), "a class", where)

@@ -89,7 +89,7 @@ def _egraph(explorer: Explorer) -> ExportGraph:
         label = f"{op} {dict(leaf.attrs).get('name', '')}" if leaf is not None else op
         nodes[f"n{n}"] = {"kind": "e-node", "label": label, "op": op, "chosen": n in chosen}
         edges.append((f"c{view.cls[n]}", f"n{n}", {"kind": "member", "index": 0}))
-        edges += [(f"n{n}", f"c{k}", {"kind": "operand", "index": i}) for i, k in enumerate(view.kids(n).tolist())]
+        edges += [(f"n{n}", f"c{k}", {"kind": "operand", "index": i}) for i, k in enumerate(view.children(n).tolist())]
     return ExportGraph(nodes, edges)
 
 

@@ -63,14 +63,14 @@ def _plain_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, lis
         "class.type": [problem.class_name(c)[:LONGEST_TEXT] for c in range(problem.n_classes)], "class.root": root,
         "class.weight": np.zeros(problem.n_classes, np.bool_),
         "node.class": problem.cls, "node.op": [op[:LONGEST_TEXT] for op in found.ops], "node.name": [""] * n,
-        "node.attrs": [""] * n, "node.kid.off": problem.off, "node.kid.item": problem.kid, "node.own": np.zeros(n, np.bool_),
+        "node.attrs": [""] * n, "node.kid.off": problem.off, "node.kid.item": problem.child, "node.own": np.zeros(n, np.bool_),
         "node.rule": [""] * n, "node.rules": [""] * n, "node.from": np.full(n, -1, np.int32),
         "place.class": np.arange(problem.n_classes, dtype=np.int32), "place.layout": [""] * problem.n_classes,
         "kernel.name": [op[:LONGEST_TEXT] for op in found.ops], "kernel.backend": [""] * n, "kernel.computes": [""] * n,
         "kernel.us": problem.cost, "kernel.low": problem.cost, "kernel.high": problem.cost, "kernel.price": ["cost"] * n,
         "kernel.step": _steps(problem, solution),
         "kernel.out.off": np.arange(n + 1, dtype=np.int32), "kernel.out.item": problem.cls,
-        "kernel.in.off": problem.off, "kernel.in.item": problem.kid,
+        "kernel.in.off": problem.off, "kernel.in.item": problem.child,
         "kernel.node.off": np.arange(n + 1, dtype=np.int32), "kernel.node.item": every,
     }  # fmt: skip
     return columns, [f"{n:,} e-nodes", f"{problem.n_classes:,} e-classes"]

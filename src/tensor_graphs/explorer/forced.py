@@ -65,7 +65,7 @@ def _consumers(problem: Problem, node: int) -> Iterable[list[int]]:
     owner = np.repeat(np.arange(problem.n_nodes), np.diff(problem.off))
 
     def readers(cls: int) -> list[int]:
-        rows = [int(i) for i in np.unique(owner[problem.kid == cls]) if problem.cost[i] < math.inf]
+        rows = [int(i) for i in np.unique(owner[problem.child == cls]) if problem.cost[i] < math.inf]
         return sorted(rows, key=lambda i: float(problem.cost[i]))[:MOST_CONSUMERS]
 
     first = readers(int(problem.cls[node]))

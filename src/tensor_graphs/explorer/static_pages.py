@@ -98,7 +98,7 @@ class StaticPages:
 
     def show(self, cls: int) -> Html:
         """HTML of one e-class, its operands and its users (at most 20 each)."""
-        reads = sorted({int(k) for n in self.view.nodes_of(cls) for k in self.view.kids(n)} - {cls})
+        reads = sorted({int(k) for n in self.view.nodes_of(cls) for k in self.view.children(n)} - {cls})
         users = [u for u in self._users.get(cls, ()) if u != cls]
         parts = [f"<h4>Class c{cls}</h4>", self._table([cls])]
         for title, classes in (("It reads", reads), ("It is read by", users)):
@@ -120,8 +120,8 @@ class StaticPages:
     def _users(self) -> dict[int, list[int]]:
         found: dict[int, dict[int, None]] = {}
         for node, cls in enumerate(self.view.cls.tolist()):
-            for kid in self.view.kids(node).tolist():
-                found.setdefault(kid, {})[cls] = None
+            for child in self.view.children(node).tolist():
+                found.setdefault(child, {})[cls] = None
         return {k: list(v) for k, v in found.items()}
 
     def _summary(self) -> str:
@@ -193,14 +193,14 @@ class StaticPages:
 
         Same op, same operands where the pattern has variables.
         """
-        kids = self.view.kids(node).tolist()
+        children = self.view.children(node).tolist()
         reads = {o: v.cls for o, v in candidate.inputs}
         if candidate.is_view:
-            return self.view.op[node] == candidate.template.name.rpartition(".")[2] and kids[0] in reads.values()
+            return self.view.op[node] == candidate.template.name.rpartition(".")[2] and children[0] in reads.values()
         made = zip(candidate.outputs, candidate.template.terms, strict=True)
         return any(
             isinstance(term, PatternCall) and vertex.cls == self.view.cls[node] and self.view.op[node] == term.op
-            and all(not isinstance(a, Var) or reads.get(a.name) == k for a, k in zip(term.args, kids))
+            and all(not isinstance(a, Var) or reads.get(a.name) == k for a, k in zip(term.args, children))
             for vertex, term in made
         )  # fmt: skip
 
@@ -211,7 +211,7 @@ class StaticPages:
             text = f'<span class="muted">{escape(leaf.op)}</span> <b>{escape(name)}</b>'
         else:
             attrs = "".join(f", {k}={v}" for k, v in self.view.attrs[node] if k not in ("dtype", "shape"))
-            operands = ", ".join(self._link(k) for k in self.view.kids(node).tolist())
+            operands = ", ".join(self._link(k) for k in self.view.children(node).tolist())
             text = f'<span class="name">{escape(self.view.op[node])}</span>({operands}{escape(attrs if operands else attrs[2:])})'
         return f'<div class="line{" chosen" if chosen else ""}">{text}</div>'
 

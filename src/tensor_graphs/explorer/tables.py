@@ -70,7 +70,7 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
     root = np.zeros(view.n_classes, np.bool_)
     root[list(view.roots)] = True
     since = age[view.cls] if n else np.zeros(0, np.int32)  # an e-node is no older than its e-class and its operands
-    np.maximum.at(since, np.repeat(np.arange(n), np.diff(view.off)), age[view.kid])
+    np.maximum.at(since, np.repeat(np.arange(n), np.diff(view.off)), age[view.child])
     leaf = {i: str(dict(t.attrs).get("name", "")) for i, t in view.tensors.items()}
     rules = [list(made_by.get(i, ())) for i in range(n)]
     known = sorted(OPS.keys() & set(view.op))
@@ -81,7 +81,7 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
         "class.original": view.original_classes,
         "node.class": view.cls, "node.op": list(view.op), "node.name": [leaf.get(i, "")[:LONGEST_TEXT] for i in range(n)],
         "node.attrs": ["" if i in leaf else text_of_attrs(a) for i, a in enumerate(view.attrs)],
-        "node.kid.off": view.off, "node.kid.item": view.kid, "node.own": own, "node.age": np.where(own, 0, since),
+        "node.kid.off": view.off, "node.kid.item": view.child, "node.own": own, "node.age": np.where(own, 0, since),
         "node.rule": [r[0] if r else "" for r in rules], "node.rules": [", ".join(r[1:8]) for r in rules],
         "node.from": np.array([made_from.get(i, -1) for i in range(n)], np.int32),
     }  # fmt: skip

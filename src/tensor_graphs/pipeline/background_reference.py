@@ -45,7 +45,7 @@ def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Refe
     thread.start()
 
     def result() -> dict[int, Reference]:
-        lock.hurried = True
+        lock.uncontended = True
         thread.join()
         return found[0] if found else {}
 

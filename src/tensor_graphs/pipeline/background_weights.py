@@ -62,7 +62,7 @@ def start_weights(session: Session, task: Task) -> BackgroundWeights:
 
     def end() -> None:
         ended.set()
-        lock.hurried = True
+        lock.uncontended = True
         thread.join()
 
     made = BackgroundWeights(started=False, end=end)

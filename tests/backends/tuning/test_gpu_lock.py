@@ -62,7 +62,7 @@ def test_whoever_is_hurried_keeps_it(path: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "HOLD_S", 0.0)
     only_in(monkeypatch, module, "time", sleep=lambda seconds: pytest.fail("the device was left alone"))
     with GpuLock() as lock:
-        lock.hurried = True
+        lock.uncontended = True
         lock()
         assert taken(path)
 

@@ -18,19 +18,19 @@ function layered(ids, below, size) {
     while (stack.length) {
       const top = stack[stack.length - 1], next = top[2];
       if (top[1] >= next.length) { state.set(top[0], 2); order.push(top[0]); stack.pop(); continue; }
-      const kid = next[top[1]++];
-      if (!known.has(kid) || state.get(kid) === 1) continue;
-      down.get(top[0]).push(kid);
-      if (!state.has(kid)) { state.set(kid, 1); down.set(kid, []); stack.push([kid, 0, below(kid)]); }
+      const child = next[top[1]++];
+      if (!known.has(child) || state.get(child) === 1) continue;
+      down.get(top[0]).push(child);
+      if (!state.has(child)) { state.set(child, 1); down.set(child, []); stack.push([child, 0, below(child)]); }
     }
   }
   order.reverse();
   const level = new Map(order.map((id) => [id, 0]));
-  for (const id of order) for (const kid of down.get(id)) level.set(kid, Math.max(level.get(kid), level.get(id) + 1));
+  for (const id of order) for (const child of down.get(id)) level.set(child, Math.max(level.get(child), level.get(id) + 1));
   const rows = [], up = new Map(order.map((id) => [id, []]));
   for (const id of order) {
     (rows[level.get(id)] ??= []).push(id);
-    for (const kid of down.get(id)) up.get(kid).push(id);
+    for (const child of down.get(id)) up.get(child).push(id);
   }
   return placed(rows, up, down, size);
 }

@@ -35,7 +35,7 @@ class EGraphTab {
         if (this.open.has(c) || this.open.size >= 30) continue;
         this.open.set(c, true);
         const nodes = this.g.listed(c), first = nodes.filter((n) => this.g.chosen[n] || this.g.own[n]).slice(0, 2);
-        for (const n of first.length ? first : nodes.slice(0, 1)) for (const kid of this.g.kids(n).subarray(0, 100)) next.push(kid);
+        for (const n of first.length ? first : nodes.slice(0, 1)) for (const child of this.g.children(n).subarray(0, 100)) next.push(child);
       }
       level = next;
     }
@@ -54,12 +54,12 @@ class EGraphTab {
   arrange(anchor) {
     const { g } = this, ids = [...this.open.keys()].filter((c) => this.exists(c));
     const size = (c) => [WIDE, this.height(c)];
-    const below = (c) => this.shown(c).flatMap((n) => Array.from(g.kids(n)));
+    const below = (c) => this.shown(c).flatMap((n) => Array.from(g.children(n)));
     const boxes = layered(ids, below, size), edges = [];
     for (const c of ids) {
       this.shown(c).forEach((n, i) => {
-        for (const kid of new Set(g.kids(n))) if (boxes.has(kid)) {
-          edges.push({ from: c, to: kid, x: kid === c ? WIDE : undefined, y: HEAD + (i + 0.75) * ROW, color: g.chosen[n] ? "good" : "edge", width: g.chosen[n] ? 2 : 1 });
+        for (const child of new Set(g.children(n))) if (boxes.has(child)) {
+          edges.push({ from: c, to: child, x: child === c ? WIDE : undefined, y: HEAD + (i + 0.75) * ROW, color: g.chosen[n] ? "good" : "edge", width: g.chosen[n] ? 2 : 1 });
         }
       });
     }
@@ -129,8 +129,8 @@ class EGraphTab {
     if (event.shiftKey) { this.mark(id); return; }
     const row = Math.floor((y - HEAD) / ROW), nodes = this.shown(id), node = row >= 0 ? nodes[row] : undefined;
     this.select(id, false);
-    const kids = node !== undefined ? Array.from(this.g.kids(node)) : nodes.flatMap((n) => Array.from(this.g.kids(n)));
-    this.add([...new Set(kids)].slice(0, OPEN_AT_ONCE), id);
+    const children = node !== undefined ? Array.from(this.g.children(node)) : nodes.flatMap((n) => Array.from(this.g.children(n)));
+    this.add([...new Set(children)].slice(0, OPEN_AT_ONCE), id);
   }
   // Mark e-classes, to ask for kernels that compute all of them.
   mark(id) {
@@ -142,7 +142,7 @@ class EGraphTab {
   // ------------------------------------------------------------ details
   select(c, move = true) {
     this.selected = c; this.kernel = -1;
-    if (move) { if (!this.open.has(c)) this.add([c, ...this.g.kidsOf(c).slice(0, 6)]); this.board.reveal(c); }
+    if (move) { if (!this.open.has(c)) this.add([c, ...this.g.childrenOf(c).slice(0, 6)]); this.board.reveal(c); }
     this.panel.show(this.panel.classDetails(c));
     this.board.redraw();
   }

@@ -5,7 +5,7 @@ class Graph {
     const n = (name) => data.numbers(name), t = (name) => data.texts(name), l = (name) => data.lists(name);
     Object.assign(this, {
       types: t("class.type"), layer: t("class.layer"), weight: n("class.weight"), root: n("class.root"), age: n("class.age"),
-      owner: n("node.class"), op: t("node.op"), name: t("node.name"), attrs: t("node.attrs"), kids: l("node.kid"),
+      owner: n("node.class"), op: t("node.op"), name: t("node.name"), attrs: t("node.attrs"), children: l("node.kid"),
       own: n("node.own"), since: n("node.age"), rule: t("node.rule"), rules: t("node.rules"), from: n("node.from"),
       placeClass: n("place.class"), layout: t("place.layout"), given: n("place.given"),
       kernel: t("kernel.name"), backend: t("kernel.backend"), isView: n("kernel.view"), us: n("kernel.us"), low: n("kernel.low"),
@@ -17,7 +17,7 @@ class Graph {
     this.classes = this.types.length; this.nodes = this.owner.length; this.kernels = this.kernel.length;
     const each = (count, items, key) => (put) => { for (let i = 0; i < count; i++) for (const x of items(i)) put(key(x), i); };
     this.nodesOf = grouped(this.classes, (put) => { for (let i = 0; i < this.nodes; i++) put(this.owner[i], i); });
-    this.usersOf = grouped(this.classes, each(this.nodes, this.kids, (kid) => kid));
+    this.usersOf = grouped(this.classes, each(this.nodes, this.children, (child) => child));
     this.makersOf = grouped(this.classes, each(this.kernels, this.out, (place) => this.placeClass[place]));
     this.fusersOf = grouped(this.classes, each(this.kernels, this.covers, (node) => this.owner[node]));
     this.plan = [];
@@ -36,7 +36,7 @@ class Graph {
       if (!this.isView[k] && !this.coveredBy.has(this.owner[node])) this.coveredBy.set(this.owner[node], k);
     }
   }
-  kidsOf(cls) { const found = new Set(); for (const n of this.nodesOf(cls)) for (const k of this.kids(n)) found.add(k); return [...found]; }
+  childrenOf(cls) { const found = new Set(); for (const n of this.nodesOf(cls)) for (const k of this.children(n)) found.add(k); return [...found]; }
   // The sides of a rule as text, "" for an unknown one.
   ruleText(name) { return this.ruleTexts.get(name) ?? ""; }
   // The operation of the model that an e-class holds, or its first e-node.
@@ -60,7 +60,7 @@ class Graph {
       if (seen.has(c) || !this.weight[c]) continue;
       seen.add(c);
       const nodes = Array.from(this.nodesOf(c)), leaf = nodes.find((n) => this.name.at(n));
-      if (leaf !== undefined) found.add(this.name.at(leaf)); else for (const n of nodes) for (const kid of this.kids(n)) queue.push(kid);
+      if (leaf !== undefined) found.add(this.name.at(leaf)); else for (const n of nodes) for (const child of this.children(n)) queue.push(child);
     }
     return [...found];
   }
@@ -100,8 +100,8 @@ class Graph {
   planned(cls) { return this.makersOf(cls).find((k) => this.step[k] >= 0); }
   label(node) {
     if (this.name.at(node)) return `${this.op.at(node)} ${this.name.at(node)}`;
-    const kids = Array.from(this.kids(node), (k) => "c" + k).join(", "), attrs = this.attrs.at(node);
-    return `${this.op.at(node)}(${[kids, attrs].filter(Boolean).join(", ")})`;
+    const children = Array.from(this.children(node), (k) => "c" + k).join(", "), attrs = this.attrs.at(node);
+    return `${this.op.at(node)}(${[children, attrs].filter(Boolean).join(", ")})`;
   }
   place(p) { return "c" + this.placeClass[p]; }
   // E-nodes of a class in the order shown: chosen ones, those of the model, the others.

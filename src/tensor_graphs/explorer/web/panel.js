@@ -67,8 +67,8 @@ class Panel {
     return ["The plan does not compute it: ", this.ref(found.cls), ", for which the model needs it, is computed in another form, by ", this.kernelRef(found.kernel), "."];
   }
   nodeRow(n) {
-    const { g, host } = this, kids = Array.from(g.kids(n));
-    const text = g.name.at(n) ? [g.op.at(n), " ", el("b", {}, g.name.at(n))] : [g.op.at(n), "(", this.refs(kids), g.attrs.at(n) ? (kids.length ? ", " : "") + g.attrs.at(n) : "", ")"];
+    const { g, host } = this, children = Array.from(g.children(n));
+    const text = g.name.at(n) ? [g.op.at(n), " ", el("b", {}, g.name.at(n))] : [g.op.at(n), "(", this.refs(children), g.attrs.at(n) ? (children.length ? ", " : "") + g.attrs.at(n) : "", ")"];
     return el("div", { class: "row" + (g.chosen[n] ? " chosen" : "") },
       el("div", { class: "top" }, el("code", {}, ...text.flat(3)), el("span", { class: "soft small" }, `n${n}`)),
       el("div", { class: "soft small" }, this.origin(n), this.asks("n" + n), g.rule.at(n) && host.ask ? [" ", el("button", { class: "tiny", onclick: () => this.ask({ forbid: ["rule:" + g.rule.at(n)] }) }, "without this rule")] : ""));

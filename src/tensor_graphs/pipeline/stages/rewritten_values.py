@@ -21,10 +21,10 @@ def original_values(view: EGraphView) -> Bools:
     copies (concatenation) alone."""
     known: Bools = view.original_classes.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
-    moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
+    moves = [(int(view.cls[i]), view.children(i)) for i in np.flatnonzero(kinds).tolist()]
     grown = True
     while grown:
-        fresh = [c for c, kids in moves if not known[c] and known[kids].all()]
+        fresh = [c for c, children in moves if not known[c] and known[children].all()]
         known[fresh] = True
         grown = bool(fresh)
     return known

@@ -40,7 +40,7 @@ class FailedPlan:
     """A plan that failed verification.
 
     `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `late`: whether
-    another verification as long would end too late. `hurried`: whether there is no time for the usual next plan.
+    another verification as long would end too late. `out_of_time`: whether there is no time for the usual next plan.
     `narrow`: whether a failing output has a wider dtype than an intermediate that the plan stores in 16 bits; `again`:
     whether the same plan with wider intermediates is next. `kept`: if the cheapest plan of the model's own values is
     next, the hypergraph that it is chosen from. `finding`: diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
@@ -51,7 +51,7 @@ class FailedPlan:
     attempt: int
     last: bool
     late: bool
-    hurried: bool
+    out_of_time: bool
     narrow: bool
     again: bool
     kept: Hypergraph | None

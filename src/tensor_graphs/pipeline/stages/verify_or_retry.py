@@ -245,8 +245,10 @@ class Acceptance:
                 finding = self.verifier.diagnosis(program, rewritten=REWRITES not in out.dropped)
             if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
                 kept = out.original(found, choice)
-        hurried = not fits or finding is None
-        return FailedPlan(verdict, wrong, attempt, last, late, hurried, narrow, again, kept, finding or NO_DIAGNOSIS)
+        out_of_time = not fits or finding is None
+        return FailedPlan(
+            verdict, wrong, attempt, last, late, out_of_time, narrow, again, kept, finding or NO_DIAGNOSIS
+        )
 
     def _stricter(self, found: Hypergraph, choice: Choice, failure: FailedPlan) -> Hypergraph | None:
         """The hypergraph that the next plan is chosen from after a failure; None if no stricter one is left.
@@ -264,12 +266,12 @@ class Acceptance:
             self.say(f"over tolerance, again without {REWRITTEN}")
             self.verifier.omitted.append(Omission(OmittedWork.OTHER_PLANS))
             return out.excluded(REWRITTEN, failure.kept)
-        if failure.narrow and failure.hurried:
+        if failure.narrow and failure.out_of_time:
             out.dropped.append(STORED)
-        if wrong or failure.hurried:
+        if wrong or failure.out_of_time:
             plain = out.without_rewrites()
             self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
-            self.verifier.omitted += [Omission(OmittedWork.OTHER_PLANS)] if failure.hurried else []
+            self.verifier.omitted += [Omission(OmittedWork.OTHER_PLANS)] if failure.out_of_time else []
             return plain
         if (right := self._without_wrong(found, failure)) is not None:
             return right
