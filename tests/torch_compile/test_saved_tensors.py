@@ -82,10 +82,10 @@ def saved_tensors_are_contiguous(backward: str, monkeypatch: pytest.MonkeyPatch)
     if backward == "eager":
         begin = traced_graph.Variant._begin
 
-        def refused(self: Any, part: Any, sizes: Any, options: Any, name: str, args: Any) -> Any:
+        def refused(self: Any, part: Any, sizes: Any, options: Any, name: str, *args: Any) -> Any:
             if name.startswith("backward"):
                 raise ValueError("no program")
-            return begin(self, part, sizes, options, name, args)
+            return begin(self, part, sizes, options, name, *args)
 
         monkeypatch.setattr(traced_graph.Variant, "_begin", refused)
     call = traced_graph.TracedGraph.__call__
