@@ -33,7 +33,8 @@ def host_helpers() -> dict[str, str]:
 
 
 def known_helpers(names: Iterable[str]) -> Mapping[str, str]:
-    """Source by name of at least the helper functions `names` and those that they call."""
+    """Source by name of helper functions, among them `names` and all that these call: the helpers of CPU programs if
+    they suffice, else those of all backends."""
     host = host_helpers()
     return host if host.keys() >= {*names} else all_helpers()
 

@@ -95,9 +95,13 @@ static int current(Call *c, PyObject *calls, uint64_t *stream) {
 }
 
 // Have all launches use the stream, and tell the program's own code so (`Launches.on`), which otherwise leaves the launches as they
-// are for the stream that it set last: all of them have that one. -1 on an error.
+// are for the stream that it set last. All of them have the stream of the first and the last one where these agree: that code sets
+// them in order, and an exception (Ctrl-C) may end it in between. -1 on an error.
 static int set_stream(Call *c, PyObject *calls, uint64_t stream) {
-    if (c->launch_count && ((Config *)c->launches[0].config)->stream == (void *)stream) return 0;
+    Py_ssize_t last = c->launch_count - 1;
+    if (last >= 0 && ((Config *)c->launches[0].config)->stream == (void *)stream &&
+        ((Config *)c->launches[last].config)->stream == (void *)stream)
+        return 0;
     PyObject *kernels = PyObject_GetAttr(calls, kernels_name), *number = PyLong_FromUnsignedLongLong(stream);
     int failed = !kernels || !number || PyObject_SetAttr(kernels, stream_name, number);
     Py_XDECREF(kernels), Py_XDECREF(number);

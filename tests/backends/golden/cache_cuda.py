@@ -677,6 +677,7 @@ class Launches:
     def on(self, stream: int) -> None:
         """Set the stream of further launches."""
         if stream != self.stream:
+            self.stream = -1  # while they differ: an exception (Ctrl-C) may end this
             for one in self.table:
                 one.config.stream = stream
             self.stream = stream

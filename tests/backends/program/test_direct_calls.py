@@ -62,6 +62,28 @@ def test_launches_are_on_the_callers_stream(driver: Any, mode: str) -> None:
             assert {one.config.stream or 0 for one in run.kernels.table} == {stream}
 
 
+def test_launches_of_two_streams_are_put_on_the_callers(driver: Any) -> None:
+    """As after a Ctrl-C while the emitted code set their stream."""
+    run = calls(driver, "flat")
+    ((x, y),) = inputs(1)
+    call = direct(run, x, y)
+    driver.stream = run.stream = 7
+    run.kernels.table[0].config.stream = 7
+    assert call(x, y) is not None and {one.config.stream for one in run.kernels.table} == {7}
+
+    class Interrupted:
+        @property
+        def config(self) -> Any:
+            raise KeyboardInterrupt
+
+    run.kernels.table.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        run.kernels.on(5)
+    run.kernels.table.pop()
+    run.kernels.on(7)
+    assert {one.config.stream for one in run.kernels.table} == {7}
+
+
 def count(driver: Any, name: str) -> int:
     return ctypes.c_int.in_dll(driver.library, name).value
 
