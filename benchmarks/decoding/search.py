@@ -113,10 +113,10 @@ def solves(found: Any, prices: Any) -> dict[str, tuple[float, float, float]]:
     rows = {}
     for kind, cost in costs.items():
         problem = EncodedHypergraph(found, cost).problem
-        for label, limit, hasty in (("quick", quick_solve_seconds(found, LONG_S), True), ("long", LONG_S, False)):
+        for label, limit, beam_only in (("quick", quick_solve_seconds(found, LONG_S), True), ("long", LONG_S, False)):
             with mock.patch("time.perf_counter", time.process_time):
                 begun = time.process_time()
-                one = solve(problem, time_limit=limit, hasty=hasty)
+                one = solve(problem, time_limit=limit, beam_only=beam_only)
                 took = time.process_time() - begun
             rows[f"{kind}, {label}"] = round(took, 2), round(one.cost, 2), round(one.lower_bound, 2)
             print(

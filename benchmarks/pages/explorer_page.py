@@ -41,7 +41,7 @@ _MOVE = """(async () => {
 # Opens classes breadth first until `count` are open; returns the milliseconds of the last layout.
 _OPEN = """(() => {
   const main = window.viewer.main, graph = window.viewer.graph, queue = [...main.open.keys()];
-  while (main.open.size < COUNT && queue.length) for (const child of graph.kidsOf(queue.shift())) {
+  while (main.open.size < COUNT && queue.length) for (const child of graph.childrenOf(queue.shift())) {
     if (!main.open.has(child) && main.open.size < COUNT) { main.open.set(child, true); queue.push(child); }
   }
   const begin = performance.now(); main.arrange(); main.board.fit();

@@ -11,7 +11,7 @@ from .sample_parts import draw_attributes, has_bool, propose_axes, rank_of, want
 from .sampler import INTS, NotYet, Reject, Sampler, Want, exactly, upto
 
 
-def _kid_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:
+def _operand_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:
     law = OPS[call.op].law
     if law == "where":
         return "bool" if i == 0 else want.dtype
@@ -37,7 +37,7 @@ def pointwise(s: Sampler, call: PatternCall, want: Want) -> None:
     dtype = ""
     for i, a in enumerate(call.args):
         if s.known(a) is None:
-            dtype = dtype if dtype and OPS[call.op].law == "compare" else _kid_dtype(s, call, i, want)
+            dtype = dtype if dtype and OPS[call.op].law == "compare" else _operand_dtype(s, call, i, want)
             shape = exactly(target) if len(call.args) == 1 and want.shape is None else upto(target)
             if len(call.args) == 1 and want.shape is not None:
                 shape = want.shape
