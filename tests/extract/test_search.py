@@ -840,6 +840,28 @@ def test_what_is_likely_the_cheapest_is_measured_first_without_compilers_that_wo
     assert prices.asked[0][0] == first
 
 
+@pytest.mark.parametrize(("meanwhile", "order"), [(0, ["exp1", "np.tanh", "exp0"]), (1, ["exp0", "exp1", "np.tanh"])])
+def test_all_kernels_of_a_far_cheaper_plan_are_measured_before_the_libraries(
+    meanwhile: int, order: list[str], now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones, too, and those of which little is known: they count at the upper ends of their intervals."""
+    high = [5.0]
+
+    class Related(OneByOne):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = {"exp0": Priced(20.0, 3.0, 22.0, "predicted"), "exp1": Priced(4.0, 3.0, 5.0, "predicted"),
+                    "np.tanh": Priced(0.1, 0.01, high[0], "predicted")}  # fmt: skip
+            known = super().price(found)
+            return [p if p.source == "measured" else rows.get(c.template.name, p) for c, p in zip(found, known)]
+
+    monkeypatch.setattr(policy, "MEANWHILE", meanwhile)
+    for high[0], wanted in ((5.0, order), (30.0, ["exp0", "np.tanh", "exp1"])):
+        prices = Related({"exp0": 20.0, "exp1": 4.0, "np.tanh": 0.1}, now)
+        prices.ahead = True
+        search(compiled(variants(2, tg.exp(tg.tanh(X))), "exp1"), prices, prices)
+        assert prices.asked[0] == wanted
+
+
 class Shipped(Prices):
     """Prices shipped with the package until measured; `slow` ones take ten times as long here."""
 

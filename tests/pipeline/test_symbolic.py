@@ -42,6 +42,7 @@ from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False, "limits": tg.Limits(iterations=4, nodes=3000)}
+UNREWRITTEN: dict[str, Any] = {"effort": 0}  # where rewriting, which takes seconds, is tested beside it
 B, T, P = tg.dim("B", max=64), tg.dim("T", max=512), tg.dim("P", max=300)
 X = tg.input("x", (B, T, 48))
 SIZES = ({"B": 1, "T": 1, "P": 1}, {"B": 1, "T": 128, "P": 3}, {"B": 5, "T": 17, "P": 40}, {"B": 3, "T": 200, "P": 2})
@@ -497,8 +498,8 @@ def test_a_module_with_dynamic_shapes() -> None:
             torch.testing.assert_close(program(ids, mask), module(ids, mask), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_a_residual_network_of_any_batch(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "rewriting"), [("numpy", {}), ("torch", UNREWRITTEN)])
+def test_a_residual_network_of_any_batch(backend: str, rewriting: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):
@@ -514,7 +515,7 @@ def test_a_residual_network_of_any_batch(backend: str) -> None:
     torch.manual_seed(0)
     module, example = Net().eval(), torch.randn(2, 3, 16, 16)
     program = tg.optimize(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch", max=16)},),
-                          **{**FAST, "backend": backend, "effort": 0})  # fmt: skip
+                          **{**FAST, "backend": backend, **rewriting})  # fmt: skip
     assert program.report.sizes == {"batch": "1..16 (searched at 1)"}
     for n in (1, 2, 7, 16):
         x = torch.randn(n, 3, 16, 16)
@@ -557,13 +558,15 @@ def agrees_with(program: Any, module: Any, shapes: list[tuple[int, ...]]) -> Non
             torch.testing.assert_close(program(x), module(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["transposed", "nearest", "bilinear"])
-def test_a_network_of_any_height_and_width(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rewriting"), [("transposed", {}), ("nearest", UNREWRITTEN), ("bilinear", UNREWRITTEN)]
+)
+def test_a_network_of_any_height_and_width(kind: str, rewriting: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     module, of = small_unet(kind), torch.export.Dim
     size = {2: 4 * of("h", min=2, max=64), 3: 4 * of("w", min=2, max=64)}
     program = tg.optimize(
-        module, torch.randn(1, 3, 32, 48), dynamic_shapes=(size,), dims={"h": 8, "w": 12}, **FAST, effort=0
+        module, torch.randn(1, 3, 32, 48), dynamic_shapes=(size,), dims={"h": 8, "w": 12}, **FAST, **rewriting
     )
     assert not [w for w in program.report.warnings if "one size only" in w]
     assert program.report.sizes == {"h": "2..64 (searched at 8)", "w": "2..64 (searched at 12)"}

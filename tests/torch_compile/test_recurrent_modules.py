@@ -94,9 +94,10 @@ def test_without_gradients_a_layer_is_one_operator(kind: str, options: str, sear
         assert whole_layer()
 
 
-def test_changing_sizes_give_one_dynamic_graph() -> None:
+@KINDS
+def test_changing_sizes_give_one_dynamic_graph(kind: str) -> None:
     """The first graph is of fixed size, the second serves all sizes."""
-    module = Tagger("LSTM", batch_first=True, bidirectional=True).eval()
+    module = Tagger(kind, batch_first=True, bidirectional=True).eval()
     fast = compiled(module)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with torch.no_grad():
