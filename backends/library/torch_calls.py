@@ -175,8 +175,9 @@ def symmetric(call: Call) -> bool:
 
 
 def is_weight_gradient(call: Call) -> bool:
-    """Condition on calls: the convolution is the gradient of another convolution's weight. Its kernel is not much
-    smaller than its result, and with stride and dilation exchanged it gives an image of the kernel's size."""
+    """Condition on calls: the convolution `x * w` is the gradient of another convolution's weight: of the one that
+    turns `x` into values of the shape of `w`, by a filter of the shape of the output, with strides and dilations
+    exchanged. Besides, `w` has more than a quarter of the output's pixels, as gradients have."""
     image, kernel, result = (extents(o)[2:] for o in (call.operands["x"], call.operands["w"], call.output))
     sizes = (*image, *kernel, *result)
     if call.attrs["groups"] != 1 or not symmetric(call) or not all(type(s) is int for s in sizes):

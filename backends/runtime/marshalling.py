@@ -39,7 +39,8 @@ Quick = Callable[[Sequence[Any]], Taken | None]  # a call's inputs -> the progra
 
 
 class Marshalling(Protocol):
-    """Conversion of a program's arguments and results to and from the arrays or tensors of one device."""
+    """Protocol of the conversions between a caller's values (arrays, tensors, numbers) and the arrays or tensors of one
+    device that an emitted program takes and returns."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
         """A fast function from a call's inputs to the program's arguments, for inputs of the types `specs`; None if the

@@ -152,7 +152,8 @@ class AttributeCompiler:
         return text if text.startswith(("a_", "f", "t")) else self.new(text)
 
     def vector(self, attr: Apply) -> str:
-        """Egglog text of a vector function."""
+        """Egglog expression for `attr`, an application of a function whose value is a vector of integers (a shape, a
+        permutation), such as `replace(v, axis, n)`."""
         f, args = attr.function, attr.args
         if f == "shape":
             return self.fact("shape", self.tensor(attr))

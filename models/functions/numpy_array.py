@@ -108,12 +108,12 @@ class TracedArray:
 
     @property
     def real(self) -> TracedArray:
-        """The array itself: complex dtypes are not supported."""
+        """The array itself, which is real: complex arrays are another class (`ComplexArray`)."""
         return self
 
     @property
     def imag(self) -> TracedArray:
-        """Zeros: complex dtypes are not supported."""
+        """Zeros, since the array is real."""
         return _np.zeros_like(self)  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ class TracedArray:
         return self
 
     def conj(self) -> TracedArray:
-        """The array itself: complex dtypes are not supported."""
+        """The array itself, which is real: complex arrays are another class (`ComplexArray`)."""
         return self
 
     conjugate = conj

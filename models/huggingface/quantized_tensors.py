@@ -80,7 +80,8 @@ def unpacked(words: Array, bits: int, axis: int) -> Array:
 
 
 def known_bits(options: Config, name: str, *known: int) -> int:
-    """A field that is one of the known numbers of bits. Raises UnsupportedError otherwise."""
+    """The bits of a code: the integer field `name` of a checkpoint's quantization options. Raises UnsupportedError
+    unless it is one of `known`."""
     found = options.size(name)
     if found not in known:
         raise UnsupportedError(f"{name}={found} is not supported", where=options.where, hint=f"known: {known}")

@@ -18,7 +18,8 @@ from .values import ELEMENT_TYPES, FOUR_BITS
 
 
 def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over nodes, including those of subgraphs."""
+    """Iterate over `nodes` (NodeProto), each followed by the nodes of the graphs in its attributes, such as branches of
+    If and the body of Loop."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

@@ -116,9 +116,11 @@ def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
 
 # ---------------------------------------------------------------- resampling
 def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) -> Callable[..., Tensor]:
-    """Return a function that builds the gradient of interpolation (ATen's arguments).
+    """Return a function that builds the gradient of an image that was resized by interpolation, with the arguments of
+    ATen's `upsample_*_backward`: (gradient of the result, sizes of the result, shape of the image, ...).
 
-    `matrix`: (size, output size, whether corners are aligned, factor) -> matrix [output size, size] of one axis.
+    `matrix`: (size, output size, whether corners are aligned, factor or None) -> matrix [output size, size] by which an
+    axis of the image was multiplied.
     """
 
     def build(

@@ -87,8 +87,8 @@ def group_norm_backward(
 
 
 def softmax_backward(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that builds the gradient of softmax or log-softmax (ATen's arguments), by the op that `build`
-    makes."""
+    """Return a function that builds the gradient of softmax or log-softmax from ATen's arguments: (gradient of the
+    result, result, axis, dtype of the input). `build`: builder of the op for it, from (gradient, result, axis)."""
 
     def made(grad: Tensor, y: Tensor, dim: int, dtype: str) -> Tensor:
         if not y.rank:

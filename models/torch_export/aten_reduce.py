@@ -66,7 +66,8 @@ def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a reduction (x, dim, keepdim) made of `build`; an empty list of axes means all axes."""
+    """Return the reduction with ATen's arguments (x, dim, keepdim) that `build` makes of (x, axes, keepdims). `dim`:
+    one axis or several; None or an empty list means all axes."""
     return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 

@@ -75,10 +75,11 @@ def _same(function: str, a: Attr, b: Attr, i: Attr, j: Attr) -> Attr:
 
 @dataclass
 class InstancePool:
-    """Labelled instances of the left side of `bare`, a rule without guards, and the truth values of candidate guards.
+    """Labelled instances of the left side of `bare`, a rule without guards, and the truth values of candidate guards:
+    examples from which a guard is learnt.
 
-    `right[k]` is whether the sides agree at instance `found[k]`, `rows[k][i]` whether candidate `options[i]` holds
-    there.
+    `found`: instances (types and attributes of the pattern's variables). `right[k]`: whether both sides of the rule
+    have equal values at instance k. `options`: candidate guards. `rows[k][i]`: whether guard i holds at instance k.
     """
 
     bare: Rule

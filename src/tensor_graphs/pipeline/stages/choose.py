@@ -41,7 +41,8 @@ def choose_cheapest(
     unmeasured kernels at their pessimistic times. Shares are equal, except that if kernels are measured, the
     hypergraph that stores values in 16 bits, which moves half of the bytes, comes first and may take most of the time.
     A later search ends once its plan is dearer at optimistic times than the best plan so far, whose search then has the
-    rest of the time; on a GPU none begins when that is what the stages after it take.
+    rest of the time. On a GPU no later search begins when only the time of the stages after it (`after_search_s`) is
+    left.
     """
     best: tuple[Hypergraph, Choice] | None = None
     beaten = False

@@ -177,8 +177,9 @@ class Exclusions:
         return self.without_rewrites()
 
     def without_wrong(self, found: Hypergraph, kernels: Sequence[str]) -> Hypergraph | None:
-        """The hypergraph without kernels whose results are wrong, all of their names: generated kernels of one name
-        come from one emitter, which is wrong for other terms as well. None if the rest does not cover every output."""
+        """The hypergraph `found` without the kernels called `kernels`, whose results are wrong. All kernels of a name
+        are left out: they come from one emitter, which may be wrong for other terms as well. None if the rest does not
+        cover every output."""
         kept = self._without(found, *kernels)
         if kept is not None:
             self.wrong += kernels
