@@ -222,7 +222,7 @@ def main() -> None:
         candidate, price = graph.candidates[i], choice.prices[i]
         if not candidate.is_view:
             print(f"{price.us:8.2f} µs {price.source} {candidate.template.name} {dict(price.schedule)}")
-    print("schedules", dict(measurer.tried), f"of them {times.made_up} with times that were made up")
+    print("schedules", dict(measurer.counts), f"of them {times.made_up} with times that were made up")
     print("seconds", {k: round(v / options.slow, 1) for k, v in measurer.spent.items() if k.endswith("_s")})
 
 

@@ -182,7 +182,7 @@ def training_step(budget: float, gpu: bool) -> dict[str, Any]:
     from . import training
 
     scale, device = ("medium", "cuda") if gpu else ("small", "cpu")
-    row = training.timed("gpt2", scale=scale, device=device, dtype=torch.float32, budget=budget)
+    row = training.timed("gpt2", scale=scale, device=device, dtype=torch.float32, row={}, budget=budget)
     return {
         "bare module": row["eager_us"],
         "torch.compile": row["peer_us"],
