@@ -34,16 +34,26 @@ class ComputedIndices(NamedTuple):
 
 
 def cost(nodes: Sequence[Tensor]) -> float:
-    """Elements of the results of operations; infinity if `rows_of` cannot hold one of them, or there are too many."""
-    total, constants = 0, 0
+    """Elements that operations compute, or read in reductions; infinity if `rows_of` cannot hold one of them, or there
+    are too many."""
+    total: float = 0
+    constants = 0
     for node in nodes:
         sizes = [d for d in node.shape if isinstance(d, int)]
         if len(sizes) < node.rank or (node.entry.kind not in KINDS and node.op not in LEAVES):
             return math.inf
-        count = math.prod(sizes)
-        total += count if node.op not in ("full", "input") and node.entry.kind != "view" else 0
+        count, read = math.prod(sizes), max((_volume(a) for a in node.args), default=0)
+        if node.op == "full" or node.entry.kind == "view":
+            if count > max(read, MOST_ELEMENTS):  # that repeats elements
+                return math.inf
+        elif node.op != "input":
+            total += max(count, read) if node.entry.kind == "reduction" else count
         constants += count if node.op == "constant" else 0
     return total if len(nodes) <= MOST_ROWS and total <= MOST_ELEMENTS and constants <= MOST_CONSTANTS else math.inf
+
+
+def _volume(node: Tensor) -> float:
+    return math.prod(d if isinstance(d, int) else math.inf for d in node.shape)
 
 
 def rows_of(nodes: Sequence[Tensor]) -> tuple[Row, ...]:
@@ -84,11 +94,21 @@ def nodes_of(rows: Sequence[Row]) -> list[Tensor]:
             kinds = dict(OPS[op].attrs)
             attrs = {name: _in(kind, v) for (name, kind), v in zip(kinds.items(), values, strict=True)}
             nodes.append(make(op, [nodes[i] for i in operands], attrs))
-            if cost(nodes[-1:]) == math.inf:
-                raise ValueError("too many elements")
-    except (TensorGraphsError, ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
-        raise BadModelError(f"the program's manifest computes indices by malformed operations: {error}") from None
+            if any(not isinstance(d, int) or d < 0 for d in nodes[-1].shape):
+                raise ValueError(f"the shape {nodes[-1].shape}")
+        if cost(nodes) == math.inf:
+            raise ValueError("too many elements")
+    except MALFORMED as error:
+        raise _malformed(error) from None
     return nodes
+
+
+#: What operations of a damaged file raise, when they are made or computed.
+MALFORMED = (TensorGraphsError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, MemoryError)
+
+
+def _malformed(error: Exception) -> BadModelError:
+    return BadModelError(f"the program's manifest computes indices by malformed operations: {error}")
 
 
 def _in(kind: str, value: Any) -> Any:
@@ -107,14 +127,19 @@ def computed_check(indices: ComputedIndices, names: Sequence[str]) -> Callable[[
     """Function of a call's inputs, in the order of `names`, that raises IndexRangeError for an index outside of its
     axis. Inputs of other types than the program's, and of other devices, are not looked at.
 
-    Raises BadModelError if the rows are malformed.
+    Raises BadModelError if the rows are malformed; so does the function, if they do not fit its inputs.
     """
     nodes = nodes_of(indices.rows)
     used = [n for n in nodes if n.op == "input"]
     if any(not 0 <= i < len(nodes) for i, _, _ in indices.targets) or any(n.attr("name") not in names for n in used):
         raise BadModelError("the program's manifest computes indices from inputs that it lacks")
+    if any(dtypes.category(nodes[i].dtype) != "int" for i, _, _ in indices.targets):
+        raise BadModelError("the program's manifest computes indices that are no integers")
     shown = ", ".join(repr(n.attr("name")) for n in used)
-    given, steps, known = _compiled(nodes, names)
+    try:
+        given, steps, known = _compiled(nodes, names)
+    except MALFORMED as error:
+        raise _malformed(error) from None
 
     def check(inputs: Sequence[Any]) -> None:
         found = list(known)
@@ -122,9 +147,12 @@ def computed_check(indices: ComputedIndices, names: Sequence[str]) -> Callable[[
             if (array := _array(inputs[position], node)) is None:
                 return
             found[i] = array
-        with np.errstate(all="ignore"):
-            for i, function, operands in steps:
-                found[i] = function(*[found[k] for k in operands])
+        try:
+            with np.errstate(all="ignore"):
+                for i, function, operands in steps:
+                    found[i] = function(*[found[k] for k in operands])
+        except MALFORMED as error:
+            raise _malformed(error) from None
         for i, low, high in indices.targets:
             if not (x := found[i]).size:
                 continue

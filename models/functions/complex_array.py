@@ -47,10 +47,18 @@ class ComplexArray:
         """The real parts, as a view."""
         return self._re
 
+    @real.setter
+    def real(self, value: Any) -> None:
+        self._re[...] = value
+
     @property
     def imag(self) -> Any:
         """The imaginary parts, as a view."""
         return self._im
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        self._im[...] = value
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -3,7 +3,7 @@ real arithmetic on the parts, as NumPy computes it. Others raise TraceError."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,14 +81,15 @@ def _powered(x: Any, power: Any) -> Any:
     """x to a known power: a whole number of at most 100 in magnitude by products, or one half."""
     if type(power) is float and power == 0.5:
         return np.sqrt(x)
-    if not isinstance(power, int | float) or isinstance(power, bool) or power != int(power) or abs(power) > 100:
+    whole = isinstance(power, int | float) and not isinstance(power, bool) and float(power).is_integer()
+    if not whole or abs(power) > 100:
         raise TraceError(f"complex numbers to the power {power!r} cannot be traced", hint="np.exp(y * np.log(x))")
     found, square, left = None, x, abs(int(power))
     while left:
         if left & 1:
             found = square if found is None else found * square
         square, left = square * square if left > 1 else square, left >> 1
-    found = x * 0 + 1 if found is None else found
+    found = np.ones_like(x) if found is None else found  # of infinities and NaN, too
     return _where(x == 0, np.nan * (1 + 1j), 1 / found) if power < 0 else found  # NumPy: 0 to -1 is no number
 
 
@@ -130,6 +131,12 @@ def _part(value: Any, kind: str, part: int) -> Any:
     return parts_of(value, kind)[part]
 
 
+def _refuse_complex(name: str, values: Iterable[Any]) -> None:
+    """Raise TraceError if an argument that is no data of a linear function is complex."""
+    if any(map(is_complex, values)):
+        raise TraceError(f"np.{name} with complex numbers as that argument cannot be traced", hint=HINT)
+
+
 def _on_both(name: str, places: Sequence[int] = (0,)) -> Build:
     """A linear function, which is applied to the real and to the imaginary parts of its arguments at `places`."""
     function: Any = np
@@ -137,6 +144,7 @@ def _on_both(name: str, places: Sequence[int] = (0,)) -> Build:
         function = getattr(function, part)
 
     def run(*args: Any, **named: Any) -> Any:
+        _refuse_complex(name, [*(v for i, v in enumerate(args) if i not in places), *named.values()])
         data = [args[i] for i in places if i < len(args)]
         kind = kind_of_parts(*(leaf for v in data for leaf in (v if type(v) in (list, tuple) else [v])))
         re, im = (
@@ -155,6 +163,7 @@ def _product(function: Callable[..., Any], conjugated: bool = False) -> Build:
     """A bilinear function of two arrays; with one real operand it takes two real products, not four."""
 
     def run(x: Any, y: Any, *rest: Any, **named: Any) -> Any:
+        _refuse_complex(function.__name__, [*rest, *named.values()])
         kind = kind_of_parts(x, y)
         (a, b), (c, d) = parts_of(x, kind), parts_of(y, kind)
         apply: Build = lambda v, w: function(v, w, *rest, **named)
@@ -168,7 +177,7 @@ def _product(function: Callable[..., Any], conjugated: bool = False) -> Build:
     return run
 
 
-def _einsum(equation: Any, *operands: Any, **named: Any) -> Any:
+def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
     if not isinstance(equation, str) or len(operands) > 2:
         raise TraceError("np.einsum of more than two arrays of complex numbers", hint="one product after the other")
     if len(operands) == 1:
@@ -180,10 +189,16 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
     return np.linalg.norm(np.hypot(x.real, x.imag), ord, axis, keepdims)
 
 
+def _zeros_like(a: Any, dtype: Any = None, *rest: Any, **named: Any) -> Any:
+    kind = a.dtype if dtype is None else np.dtype(dtype)
+    parts = [np.zeros_like(a.real, PARTS.get(kind, kind), *rest, **named) for _ in range(2)]
+    return ComplexArray(*parts) if kind in PARTS else parts[0]
+
+
 _LINEAR = (
     "reshape", "ravel", "transpose", "matrix_transpose", "swapaxes", "moveaxis", "expand_dims", "squeeze", "broadcast_to", "flip", "fliplr",
     "flipud", "rot90", "roll", "tile", "repeat", "split", "array_split", "concatenate", "stack", "hstack", "vstack", "take", "take_along_axis",
-    "tril", "triu", "diagonal", "diag", "trace", "sum", "mean", "cumsum", "diff", "copy", "fft.fftshift", "fft.ifftshift", "zeros_like",
+    "tril", "triu", "diagonal", "diag", "trace", "sum", "mean", "cumsum", "diff", "copy", "fft.fftshift", "fft.ifftshift",
     "atleast_1d", "atleast_2d",
 )  # fmt: skip
 _FUNCTIONS: dict[str, Build] = {
@@ -192,7 +207,7 @@ _FUNCTIONS: dict[str, Build] = {
     "vdot": _product(np.vdot, True), "einsum": _einsum, "real": lambda val: val.real, "imag": lambda val: val.imag,
     "angle": lambda z, deg=False: np.arctan2(z.imag, z.real) * (180 / np.pi if deg else 1), "linalg.norm": _norm,
     "iscomplexobj": lambda x: True, "isrealobj": lambda x: False, "shape": lambda a: a.shape, "ndim": lambda a: a.ndim,
-    "size": lambda a: a.size, "ones_like": lambda a: np.zeros_like(a) + 1, **FOURIER,
+    "size": lambda a: a.size, "zeros_like": _zeros_like, "ones_like": lambda a: np.zeros_like(a) + 1, **FOURIER,
 }  # fmt: skip
 
 
@@ -212,6 +227,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         refuse_value(TraceError(f"np.{name} of complex numbers cannot be traced", hint=HINT))
     wanted = numpy_functions.probed(name, function, args, named)
     try:
+        args, named = numpy_functions.in_places(function, args, named)
         found = build(*args, **named)
     except (TypeError, ValueError, LookupError) as error:
         raise TraceError(f"np.{name} of complex numbers: {error}", hint="leave that argument away") from error
@@ -219,7 +235,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         return numpy_functions.agreeing(name, found, wanted)
     if found.shape != wanted.shape or wanted.dtype not in PARTS:
         raise TraceError(f"np.{name} of complex numbers makes {found.shape}, NumPy makes {wanted.shape}")
-    return found.astype(wanted.dtype)
+    return found if found.dtype == wanted.dtype else found.astype(wanted.dtype)  # a view stays one
 
 
 def _method(name: str) -> Callable[..., Any]:

@@ -111,6 +111,8 @@ def _ifft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
 
 
 def _rfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    if is_complex(a):
+        raise TraceError("a Fourier transform of real numbers is taken of complex ones", hint="x.real")
     found, axis = _along(a, n, axis, norm, True), _axis(a, axis)
     return found[(*[slice(None)] * axis, slice(0, found.shape[axis] // 2 + 1))]
 
@@ -123,7 +125,8 @@ def _irfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
     lead = (slice(None),) * axis
     later = [v[(*lead, slice(1, (size + 1) // 2))][(*lead, slice(None, None, -1))] for v in half]
     whole = ComplexArray(*(np.concatenate([v, s * w], axis) for v, w, s in zip(half, later, (1, -1))))
-    return _along(whole, None, axis, norm, False).real
+    found = _along(whole, None, axis, norm, False).real
+    return found.astype(np.float16) if a.dtype == np.float16 else found
 
 
 _OTHER = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
@@ -143,7 +146,9 @@ def _axes(a: Any, s: Any, axes: Any) -> tuple[list[Any], list[int]]:
     if axes is None:
         axes = range(-len(s), 0) if s is not None else range(np.ndim(a))
     found = [_axis(a, v) for v in ints(axes)]
-    return [None] * len(found) if s is None else [None if v == -1 else v for v in s], found
+    if s is None:
+        return [None] * len(found), found
+    return [np.shape(a)[axis] if size == -1 else size for size, axis in zip(s, found, strict=True)], found
 
 
 def _over(forward: bool, default: Any = None) -> Build:

@@ -68,7 +68,7 @@ def _linspace(
         step = gap / steps
         y = np.where(np.any(step == 0), places / steps * gap, places * step)  # of denormal numbers, too
     else:
-        step, y = np.full_like(gap, np.nan), places * gap
+        step, y = np.nan, places * gap
     y = y + start
     if endpoint and num > 1:
         y[-1, ...] = stop
@@ -95,7 +95,7 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Any:
     if np.ndim(x) != 1 or not np.can_cast(_like(x).dtype, np.int64, "safe"):
         raise TraceError(f"np.bincount of {_like(x)._node.type}", hint="np.ravel(x), of integers")
     places = _numbers(size)[_from_zero(x)]  # numbers from `size` on are indices outside of the axis
-    if weights is None:
+    if weights is None or 0 in np.shape(x):
         add, total = t.ones(places._node.shape, "int64"), t.zeros((size,), "int64")
     elif np.shape(weights) != np.shape(x):
         raise TraceError(f"np.bincount of {np.shape(x)} with weights of the shape {np.shape(weights)}")
@@ -121,7 +121,8 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, w
     place = np.where(a == edges[-1], count - 1, np.searchsorted(edges, a, "right") - 1)
     inside = (a >= edges[0]) & (a <= edges[-1])
     kind = np.dtype(np.int64 if weights is None else common_dtype(weights))
-    kind = np.dtype(np.float64) if kind.kind in "iub" and weights is not None else kind
+    if weights is not None and (kind == np.bool_ or np.shape(np.ravel(weights)) != a.shape):
+        raise TraceError(f"np.histogram of {np.shape(a)} with weights of {kind} and the shape {np.shape(weights)}")
     add: Any = (
         as_dtype(inside, kind) if weights is None else np.where(inside, as_dtype(np.ravel(weights), kind), kind.type(0))
     )
@@ -174,7 +175,11 @@ def _lexsort(keys: Any, axis: int = -1) -> Any:
 
 def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
     parts = list(choices)
-    dtype = np.dtype(common_dtype(*(p if is_traced(p) else np.asarray(p) for p in parts)))
+    dtype = np.dtype(
+        common_dtype(*(p if is_traced(p) or type(p) in (bool, int, float) else np.asarray(p) for p in parts))
+    )
+    if not np.can_cast(_like(a).dtype, np.int64, "safe"):
+        raise TraceError(f"np.choose by {_like(a)._node.type}")
     a = as_dtype(a, np.int64)
     shape = np.broadcast_shapes(np.shape(a), *(np.shape(p) for p in parts))
     table = np.stack([np.broadcast_to(as_dtype(p, dtype), shape) for p in parts])
@@ -184,7 +189,11 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
 
 def _ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: str = "C") -> Any:
     sizes = [int(d) for d in np.atleast_1d(dims)]
-    table = np.reshape(_numbers(prod(sizes)), sizes)
+    if order not in ("C", "F"):
+        raise TraceError(f"np.ravel_multi_index with order={order!r}")
+    table = (
+        np.reshape(_numbers(prod(sizes)), sizes) if order == "C" else np.reshape(_numbers(prod(sizes)), sizes[::-1]).T
+    )
     modes = [mode] * len(sizes) if isinstance(mode, str) else list(mode)
     parts = [
         np.clip(i, 0, d - 1) if m == "clip" else as_dtype(i, np.int64) % d if m == "wrap" else _from_zero(i)

@@ -63,6 +63,9 @@ FRESH = {
     "append",
     "clip",
     "round",
+    "block",
+    "resize",
+    "unwrap",
 }
 
 
@@ -112,6 +115,19 @@ def _by_name(
         elif parameter.default is parameter.empty or not _same(value, parameter.default):
             found[key] = value
     return places, found
+
+
+def in_places(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Arguments of NumPy's `function`, those that its signature has places for by position; without `out=None`.
+
+    Raises TypeError for arguments that do not fit the signature.
+    """
+    named = {k: v for k, v in named.items() if k != "out" or v is not None}
+    signature = _signature(function)
+    if signature is None:
+        return args, named
+    bound = signature.bind(*args, **named)
+    return bound.args, bound.kwargs
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -259,4 +275,4 @@ def _narrower(computed: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     )
 
 
-__all__ = ["COMPOSED", "FUNCTIONS", "LAYOUT", "agreeing", "call", "probed", "title"]
+__all__ = ["COMPOSED", "FUNCTIONS", "LAYOUT", "agreeing", "call", "in_places", "probed", "title"]

@@ -12,7 +12,7 @@ from ...egraph.builders import builders as t
 from ...egraph.types.dims import volume
 from ...errors import TraceError
 from .numpy_array import TracedArray, expression, is_traced, traced
-from .numpy_builders import Build
+from .numpy_builders import Build, ints
 from .numpy_indices import static
 from .numpy_ufuncs import common_dtype, operand, written
 
@@ -49,6 +49,19 @@ def _compress(condition: Any, a: Any, axis: int | None = None) -> Any:
     if is_traced(condition):
         raise TraceError("how many elements a mask picks depends on values", hint="np.where(mask, x, 0)")
     return _labelled([a], common_dtype(a), lambda x: np.compress(condition, x, axis))
+
+
+def _resize(a: Any, new_shape: Any) -> Any:
+    flat: Any = np.ravel(a)
+    shape = tuple(ints(new_shape))
+    size, count = int(np.prod(shape)), static(flat._node.shape, "np.resize")[0]
+    if any(d < 0 for d in shape):
+        raise TraceError(f"np.resize to {shape}")
+    if not size or not count:
+        return np.zeros_like(flat, shape=shape)
+    repeats = -(-size // count)
+    rows = t.reshape(t.broadcast_to(t.reshape(flat._node, (1, count)), (repeats, count)), (repeats * count,))
+    return traced(t.reshape(t.slice_axis(rows, 0, 0, size), shape))
 
 
 def _block(arrays: Any) -> Any:
@@ -96,6 +109,8 @@ def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
 
 def _putmask(a: Any, mask: Any, values: Any) -> None:
     shape = static(_into(a, "putmask")._node.shape, "np.putmask")
+    if not np.size(values):
+        return
     written(operand(np.resize(values, shape), a.dtype.name), a, np.reshape(mask, shape))
 
 
@@ -111,6 +126,8 @@ def _place(arr: Any, mask: Any, vals: Any) -> None:
 
 def _put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     size: Any = volume(_into(a, "put")._node.shape)
+    if not np.size(v):
+        return
     if mode != "raise":
         ind = np.clip(ind, 0, size - 1) if mode == "clip" else np.remainder(ind, size)
     flat: Any = np.ravel(a).copy()
@@ -132,7 +149,7 @@ def _put_along_axis(arr: Any, indices: Any, values: Any, axis: int | None) -> No
 
 #: Builders over traced arrays by qualified name.
 MOVES: dict[str, Build] = {
-    "insert": _insert, "diagflat": _diagflat, "compress": _compress, "block": _block, "fill_diagonal": _fill_diagonal,
+    "insert": _insert, "diagflat": _diagflat, "compress": _compress, "resize": _resize, "block": _block, "fill_diagonal": _fill_diagonal,
     "putmask": _putmask, "place": _place, "put": _put, "put_along_axis": _put_along_axis,
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ def _own(name: str) -> Build:
 OWN_CODE: dict[str, Build] = {
     name: _own(name)
     for name in (
-        "gradient", "unwrap", "polyval", "polyadd", "polysub", "polyder", "polyint", "angle", "ix_", "resize", "apply_over_axes", "fft.fftshift",
+        "gradient", "unwrap", "polyval", "polyadd", "polysub", "polyder", "polyint", "angle", "ix_", "apply_over_axes", "fft.fftshift",
         "fft.ifftshift", "tril_indices_from", "triu_indices_from", "diag_indices_from",
     )
 }  # fmt: skip

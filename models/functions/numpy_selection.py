@@ -228,7 +228,14 @@ def _is_sorted(a: Any) -> bool:
 
 def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
     side: Any = "left" if right else "right"
-    if is_traced(bins) or _is_sorted(np.asarray(bins)):
+    if is_traced(bins):  # NumPy refuses those that neither rise nor fall
+        rises, size = np.searchsorted(bins, x, side), bins.shape[0]
+        if size < 2:
+            return rises
+        first, last = bins[0], bins[-1]
+        falls = (first > last) | ((first != first) & (last == last))  # NaN is above all numbers
+        return np.where(falls, size - np.searchsorted(bins[::-1], x, side), rises)
+    if _is_sorted(np.asarray(bins)):
         return np.searchsorted(bins, x, side)
     rising = np.asarray(bins)[::-1]  # falling bins, or an error
     return len(rising) - np.searchsorted(rising, x, side)

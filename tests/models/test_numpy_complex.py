@@ -38,6 +38,20 @@ def changed(z: Any) -> Any:
     return other
 
 
+def set_parts(x: Any) -> Any:
+    z = c(x)
+    z.real = x[..., :5] ** 2
+    z.imag *= -1
+    return z
+
+
+def written_through(view: Callable[[Any], Any], x: Any) -> Any:
+    """Complex numbers of which a view is written to."""
+    z = c(x)
+    view(z)[0] = 7j
+    return z
+
+
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "fft": lambda x: F.fft(x), "fft, n": lambda x: F.fft(x, 7, 1, "ortho"), "fft, longer": lambda x: F.fft(x, n=13, norm="forward"),
     "ifft": lambda x: F.ifft(c(x), axis=1), "ifft, forward": lambda x: F.ifft(x, norm="forward"), "rfft": lambda x: F.rfft(x, axis=0),
@@ -61,6 +75,7 @@ ARITHMETIC: dict[str, Callable[[Any], Any]] = {
     "where": lambda x: np.where(x[..., :5] > 0, c(x), 0.5), "sums": lambda x: c(x).sum(1) + c(x).mean(axis=(1,)) + np.cumsum(c(x), 1)[:, -1], "stack": lambda x: np.stack([c(x), x[..., :5]]),
     "norm": lambda x: np.linalg.norm(c(x), axis=-1), "split": lambda x: np.split(c(x), 2, 1)[1], "in place": lambda x: changed(c(x)), "angle": lambda x: np.angle(c(x), deg=True),
     "of bytes": lambda x: np.abs((x * 9).astype(np.int8) + 1j) + np.abs((x > 0) * 1j) + np.abs(x.astype(np.float16) * 1j),
+    "keywords": lambda x: np.sum(a=c(x), axis=0) + np.stack(arrays=[c(x)[0], c(x)[1]])[0], "power 0": lambda x: (c(x) / 0) ** 0, "set parts": set_parts, "real zeros": lambda x: np.zeros_like(c(x), float),
     "loop": lambda x: sum(z * i for i, z in enumerate(c(x))), "scalar": lambda x: c(x)[0, 1, 2] * np.complex64(1 + 2j), "pad": lambda x: np.tile(np.take(c(x), [0, -1], axis=1), 2),
 }  # fmt: skip
 
@@ -96,6 +111,8 @@ def test_complex_arithmetic(name: str) -> None:
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "x.real": lambda x: F.fft(x), "its parts": lambda x: np.sin(F.fft(x)).real, "one product": lambda x: np.einsum("i,i,i->", *[F.fft(x[0, 0])] * 3).real,
+    "x.copy()": lambda x: written_through(np.ravel, x).real, "leave that": lambda x: np.einsum("i,i->i", F.fft(x[0, 0]), 1j * x[0, 0], out=F.fft(x[0, 0])).real,
+    "work with": lambda x: np.diff(F.fft(x), prepend=1j).real, "np.exp(": lambda x: (F.fft(x) ** np.inf).real, "of complex ones": lambda x: F.rfft(F.fft(np.tile(x, 400))).real,
     "at most": lambda x: F.fft(x.ravel(), 2053).real, "np.exp": lambda x: (F.fft(x) ** x).real,
 }  # fmt: skip
 

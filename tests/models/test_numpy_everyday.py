@@ -101,6 +101,10 @@ AT_PLACES: dict[str, Callable[[Any, Any], Any]] = {
     "choose": lambda x, i: np.choose(i + 4, [x[0, :4]] * 3 + [1.5] + list(TABLE[:, :4])), "choose, wrap": lambda x, i: np.choose(i, [1, 2, 3], mode="wrap"),
     "ravel_multi_index": lambda x, i: np.ravel_multi_index((i + 4, [0, 1, 2, 1]), (8, 3)), "ravel, clip": lambda x, i: np.ravel_multi_index((i, i), (3, 3), mode="clip"),
     "bincount": lambda x, i: np.bincount(i + 4, minlength=8), "bincount, weights": lambda x, i: np.bincount(i % 3, x[:, 0], 5),
+    "ravel, F": lambda x, i: np.ravel_multi_index((i + 4, [0, 1, 2, 1], 1), (8, 3, 2), order="F"), "putmask, integers": into(lambda x, i: np.putmask(x, x.astype(np.int8), i)),
+    "resize": lambda x, i: set_at(y := np.resize(z := i + 1, 4), 0, 9) or y * 100 + z, "resize, more": lambda x, i: np.resize(i, (3, 5)), "put, nothing": into(lambda x, i: np.put(x, i, []) or np.putmask(x, x > 0, [])),
+    "histogram, weights": lambda x, i: np.histogram(x[0, :4], 3, (-2, 2), weights=i), "digitize, sorted": lambda x, i: np.digitize(x, np.sort(i)),
+    "digitize, falling": lambda x, i: np.digitize(x, np.sort(i)[::-1], right=True),
     "take, wrap": lambda x, i: np.take(x, i * 5, mode="wrap"), "take, clip": lambda x, i: np.take(x, i * 5, axis=1, mode="clip"), "ix_": lambda x, i: x[np.ix_(i, i[:2])],
 }  # fmt: skip
 
@@ -150,7 +154,7 @@ def test_functions_of_integers() -> None:
 REFUSED: dict[str, Callable[..., Any]] = {
     "minlength": lambda x, i: np.bincount(i), "np.sort": lambda x, i: np.searchsorted(x[0] if 0 else i, 1), "range=": lambda x, i: np.histogram(x, 3),
     "cast the values": into(lambda x, i: np.add.at(i.copy(), i, x[:, 0])), "np.zeros": into(lambda x, i: np.add.at(np.zeros(9), i, 1)),
-    "np.where": into(lambda x, i: np.add.at(x, x > 0, 1)), "like=x": lambda x, i: np.put_along_axis(np.zeros((4, 6)), i[:, None], 1, 1),
+    "weights of": lambda x, i: np.histogram(x, 3, (0, 1), weights=[1.0]), "np.where": into(lambda x, i: np.add.at(x, x > 0, 1)), "like=x": lambda x, i: np.put_along_axis(np.zeros((4, 6)), i[:, None], 1, 1),
 }  # fmt: skip
 
 

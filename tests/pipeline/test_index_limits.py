@@ -152,6 +152,42 @@ def test_a_saved_program_checks_computed_indices(tmp_path: Path) -> None:
                 called(TABLE, wrong, np.float64(factor))
 
 
+def test_numbers_that_are_counted_have_limits_however_many_they_are() -> None:
+    def count(x: Any) -> Any:
+        return np.bincount(x, minlength=10)
+
+    many = np.arange(200_000) % 10
+    limits, computed = index_limits(count, trace(count, [many]))
+    check = index_check(limits, ["x"])
+    check([many])
+    assert not computed.targets
+    for wrong in (-1, 10, -(1 << 63)):
+        with pytest.raises(IndexRangeError):
+            check([np.where(many == 3, wrong, many)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, e: t[np.where(e[0][:, None] < 0, 1, e[0][None, :].astype(np.int8))],
+        lambda t, e: t[np.where(e[0][:, None] < 0, 1, e[0][None, :] + 1 - 1)],
+        lambda t, e: t[:8][np.where(e[0] < 0.5, e[0] + 8, e[0] % 8)],
+    ],
+    ids=["narrowed", "other places", "below a fraction"],
+)
+def test_conditions_on_other_numbers_keep_no_index_in_range(function: Callable[..., Any]) -> None:
+    """The tested number is not the index, or it is the last one below a number that is not whole."""
+    graph = trace(function, [TABLE, np.zeros((2, 3), np.int16)])
+    _, computed = index_limits(function, graph)
+    check = computed_check(computed, [str(x.attr("name")) for x in graph.inputs])
+    for wrong in ([0, -20, 3], [0, 200, 3]):
+        edges = np.array([wrong, wrong], np.int16)
+        with pytest.raises(IndexError):
+            function(TABLE, edges)
+        with pytest.raises(IndexRangeError):
+            check([TABLE, edges])
+
+
 def test_long_and_safe_computations_are_not_made_twice() -> None:
     safe: list[Any] = [
         lambda t, e: t[np.argmax(e)],
@@ -161,6 +197,7 @@ def test_long_and_safe_computations_are_not_made_twice() -> None:
     for function in [
         *safe,
         lambda t, e: t[np.tile(e[0], 40_000) + np.arange(120_000)],
+        lambda t, e: t[np.sum(np.broadcast_to(e[0], (40_000, 3)))],
         lambda t, e: t[sum([e * i for i in range(99)], e)],
     ]:
         assert index_limits(function, trace(function, [TABLE, np.zeros((2, 3), np.int64)])) == ((), ComputedIndices())
@@ -168,15 +205,22 @@ def test_long_and_safe_computations_are_not_made_twice() -> None:
 
 MALFORMED: list[list[Any]] = [
     ["os", [], []], ["add", [0, 9], []], ["iota", [], [0, [1 << 40], "int64"]], ["add", [0], []], ["constant", [], ["float32", [2], [1]]], ["matmul", [0, 0], []],
-    ["param", [], ["w", [1], "int64"]], ["cast", [0], ["int7"]], ["input", [], ["e", [3], 5]], ["iota", [], [0, "22", "int64"]],
+    ["param", [], ["w", [1], "int64"]], ["full", [], [1, [1 << 40], "int64"]], ["full", [], [1, [-3], "int64"]], ["cast", [0], ["float32"]], ["cast", [0], ["int7"]], ["input", [], ["e", [3], 5]], ["iota", [], [0, "22", "int64"]],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", MALFORMED)
 def test_malformed_computations_of_a_file_are_named(row: Any) -> None:
     start = ("input", (), ("e", (3,), "int64"))
-    with pytest.raises(BadModelError, match=r"malformed|too many"):
+    with pytest.raises(BadModelError, match=r"malformed|too many|no integers"):
         computed_check(ComputedIndices((start, row), ((1, 0, 10),)), ["e"])
+
+
+def test_a_file_cannot_ask_for_long_reductions() -> None:
+    start = ("input", (), ("e", (3,), "int64"))
+    rows = [start, ("reshape", (0,), ((1, 3),)), ("broadcast_to", (1,), ((1 << 36, 3),)), ("sum", (2,), ((0,),))]
+    with pytest.raises(BadModelError, match="too many elements"):
+        computed_check(ComputedIndices(tuple(rows), ((3, 0, 10),)), ["e"])
 
 
 def pair(function: Callable[[Any], Any]) -> Graph:

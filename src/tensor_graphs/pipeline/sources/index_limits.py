@@ -14,9 +14,8 @@ from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
-from .index_ranges import range_of
+from .index_ranges import SAME, equal, range_of, uncast
 
-_SAME = ("reshape", "permute", "broadcast_to", "flip")  # views that have all elements of their operand
 _PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
 _WITH_NUMBERS = ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum")
 _TURNED = {
@@ -77,18 +76,13 @@ def _within(x: Tensor, count: int) -> bool:
 
 def _is_input(index: Tensor, size: int) -> bool:
     """Whether an index is an input, or computed from one in steps: `_limit` has decided about it."""
-    inner = _without_views(index)
-    if (counted := _counted_from_the_end(inner, size)) is not None:
-        inner = _without_views(counted)
-    source, _ = _steps(inner)
+    source, _ = _steps(_indexing(index, False, size)[0])
     return source.op == "input" and dtypes.category(source.dtype) == "int"
 
 
 def _valid(index: Tensor, size: int, negative: bool) -> tuple[Tensor, int, int]:
     """(values, low, high) such that an index is valid if the values are from `low` on and below `high`."""
-    inner = _without_views(index)
-    if (counted := _counted_from_the_end(inner, size)) is not None:
-        return _without_views(counted), -size, size
+    inner, negative = _indexing(index, negative, size)
     return inner, -size if negative else 0, size
 
 
@@ -128,9 +122,7 @@ def _limit(index: Tensor, negative: bool, size: Any, graph: Graph) -> IndexLimit
     there is none. `negative`: whether the op takes negative indices from the end."""
     if 0 in index.shape:
         return None
-    index = _without_views(index)
-    if (inner := _counted_from_the_end(index, size)) is not None:
-        index, negative = _without_views(inner), True
+    index, negative = _indexing(index, negative, size)
     source, steps = _steps(index)
     if source.op != "input" or dtypes.category(source.dtype) != "int":
         return None
@@ -167,7 +159,7 @@ def _step(x: Tensor, later: Sequence[Step]) -> tuple[Step | None, Tensor] | None
         if all(step[0] == "slice" or step[0] in _PLACED for step in later):
             return None, x.args[0]
         return (("cast", 8 * dtypes.itemsize(x.dtype)), x.args[0]) if dtypes.least(x.dtype) else None
-    if x.op in _SAME:
+    if x.op in SAME:
         if not placed:
             return None, x.args[0]
         found = x.attr(_PLACED[x.op]) if x.op in _PLACED else None
@@ -212,37 +204,45 @@ def _range(steps: tuple[Step, ...]) -> tuple[float, float]:
 
 def _without_views(x: Tensor) -> Tensor:
     """The value of which `x` has all elements, with the same numbers."""
-    while x.op in _SAME or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
+    while x.op in SAME or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
         x = x.args[0]
     return x
+
+
+def _indexing(index: Tensor, negative: bool, size: Any) -> tuple[Tensor, bool]:
+    """(x, whether negative elements of x count from the end of the axis) of an index that is computed from x by
+    counting from the end, or by making negative numbers invalid. `negative`: whether the op counts from the end."""
+    index = _without_views(index)
+    if (inner := _counted_from_the_end(index, size)) is not None:
+        index, negative = _without_views(inner), True
+    if (inner := _negative_refused(index, size)) is not None:
+        index, negative = _without_views(inner), False
+    return index, negative
+
+
+def _negative_refused(index: Tensor, size: Any) -> Tensor | None:
+    """x of `where(x < 0, n, x)` for a number n that is outside of the axis; None for other values."""
+    if index.op != "where" or not isinstance(size, int):
+        return None
+    below, outside, x = (uncast(a) for a in index.args)
+    if below.op != "lt" or not equal(uncast(below.args[0]), x) or number(_without_views(below.args[1])) != 0:
+        return None
+    put = number(_without_views(outside))
+    return x if isinstance(put, int) and put < -size else None
 
 
 def _counted_from_the_end(index: Tensor, size: Any) -> Tensor | None:
     """x of `where(x < 0, x + size, x)`; None for other values."""
     if index.op != "where":
         return None
-    below, moved, x = (_uncast(a) for a in index.args)
+    below, moved, x = (uncast(a) for a in index.args)
     if below.op != "lt" or moved.op != "add":
         return None
-    sides = [_uncast(a) for a in (below.args[0], *moved.args)]
-    if _equal(sides[0], x) and any(_equal(a, x) for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
-        counts = [_count(_without_views(a)) for a in sides[1:] if not _equal(a, x)]
+    sides = [uncast(a) for a in (below.args[0], *moved.args)]
+    if equal(sides[0], x) and any(equal(a, x) for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
+        counts = [_count(_without_views(a)) for a in sides[1:] if not equal(a, x)]
         return x if counts == [size] else None
     return None
-
-
-def _uncast(x: Tensor) -> Tensor:
-    """The value of which `x` has the numbers, at the same places."""
-    while x.op == "cast" and lossless(x.args[0].dtype, x.dtype):
-        x = x.args[0]
-    return x
-
-
-def _equal(x: Tensor, y: Tensor) -> bool:
-    """Whether two values are the same one, or the same views of it."""
-    while x is not y and x.op == y.op and x.op in _SAME and x.attrs == y.attrs:
-        x, y = _uncast(x.args[0]), _uncast(y.args[0])
-    return x is y
 
 
 def _count(x: Tensor) -> Any:

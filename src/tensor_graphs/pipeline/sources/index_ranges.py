@@ -7,11 +7,13 @@ import math
 import numpy as np
 
 from ...egraph.ir.tensor import Tensor
+from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
 
 Range = tuple[float, float]
 ANYTHING: Range = (-math.inf, math.inf)
+SAME = ("reshape", "permute", "broadcast_to", "flip")  # views that have all elements of their operand
 _SELECT = ("gather", "gather_elements", "max", "min", "reshape", "permute", "broadcast_to", "slice", "flip", "windows")
 
 
@@ -80,23 +82,38 @@ def _chosen(x: Tensor, left: int) -> Range:
     """Range of `where(test, a, b)`; of `where(i < n, i + m, i)` the tested i is below n in a and from n on in b."""
     test, first, second = x.args
     (a, b), (c, d) = range_of(first, left), range_of(second, left)
-    limit = number(_plain(test.args[1])) if test.op == "lt" else None
-    if limit is not None:
-        tested = _plain(test.args[0])
-        if _plain(second) is tested:
+    border = number(_plain(test.args[1])) if test.op == "lt" else None
+    if border is not None and math.isfinite(border):
+        limit = math.ceil(border)
+        tested = uncast(test.args[0])
+        if equal(uncast(second), tested):
             c = max(c, limit)
-        if first.op == "add" and any(_plain(v) is tested for v in first.args):
-            added = [number(_plain(v)) for v in first.args if _plain(v) is not tested]
+        if first.op == "add" and any(equal(uncast(v), tested) for v in first.args):
+            added = [number(_plain(v)) for v in first.args if not equal(uncast(v), tested)]
             if len(added) == 1 and added[0] is not None:
                 b = min(b, limit - 1 + added[0])
     return min(a, c), max(b, d)
 
 
 def _plain(x: Tensor) -> Tensor:
-    """The value that is broadcast, reshaped or cast to x."""
-    while x.op in ("broadcast_to", "reshape", "cast") and not dtypes.is_float(x.args[0].dtype):
+    """The value that is broadcast, reshaped or cast to x, with the same numbers."""
+    while x.op in ("broadcast_to", "reshape") or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
         x = x.args[0]
     return x
 
 
-__all__ = ["range_of"]
+def uncast(x: Tensor) -> Tensor:
+    """The value of which `x` has the numbers, at the same places."""
+    while x.op == "cast" and lossless(x.args[0].dtype, x.dtype):
+        x = x.args[0]
+    return x
+
+
+def equal(x: Tensor, y: Tensor) -> bool:
+    """Whether two values are the same one, or the same views of it."""
+    while x is not y and x.op == y.op and x.op in SAME and x.attrs == y.attrs:
+        x, y = uncast(x.args[0]), uncast(y.args[0])
+    return x is y
+
+
+__all__ = ["ANYTHING", "SAME", "equal", "range_of", "uncast"]
