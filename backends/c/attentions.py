@@ -24,9 +24,8 @@ from .linear_products import known_sizes
 
 MAX_POSITIONS = 8192  # positions whose scores of six rows fit on a thread's stack
 WIDEST = 512  # most elements of a head
-FEW_NUMBERS = (
-    1 << 12
-)  # numbers of a head's keys and values that few rows may have: packing them takes a few microseconds
+#: Numbers of a head's keys and values that few rows may have: packing them takes a few microseconds.
+FEW_NUMBERS = 1 << 12
 
 ATTENTION = """/* Rows i and columns k of a 16 x 16 block change places. */
 static inline __attribute__((always_inline)) void attention_turned(floats *x)

@@ -104,14 +104,22 @@ class BoundProgram(ProgramCalls):
         calls have timed it."""
         return getattr(self._run, "launch_mode", "") or self.manifest.launch_mode
 
-    def launching(self, mode: str) -> Self:
-        """Use a launch mode from the next binding on, without timing the modes, unless it is "". Returns itself."""
-        self.manifest = replace(self.manifest, launch_mode=mode) if mode else self.manifest
+    @property
+    def break_even(self) -> int:
+        """Of a GPU program with free sizes: number of calls at some sizes after which recording their launches pays
+        (`CallsBySize`); 0 for others."""
+        return getattr(self._run, "break_even", 0) or self.manifest.break_even
+
+    def launching(self, mode: str, break_even: int = 0) -> Self:
+        """Use a launch mode, and the number `break_even` of calls, from the next binding on, without timing the modes,
+        unless the mode is "". Returns itself."""
+        if mode:
+            self.manifest = replace(self.manifest, launch_mode=mode, break_even=break_even)
         return self
 
     def launching_as(self, other: BoundProgram) -> Self:
         """Use the launch mode of `other`, a program like this one, from the next binding on (`launching`)."""
-        return self.launching(other.launch_mode)
+        return self.launching(other.launch_mode, other.break_even)
 
     def steady(self, inputs: Iterable[int]) -> Self:
         """Declare inputs, by position, whose tensors stay at their addresses between calls, from the next binding on:
@@ -183,14 +191,14 @@ class BoundProgram(ProgramCalls):
 
         `states`: memory by name, as other programs got or made it; states that are missing are allocated and added.
         Values of existing states are kept, and so is the launch mode; from here on, `reset` and `bind` do not change
-        shared states. `weights`: a
-        pool of the programs' prepared weights. Raises ShapeError for a state of another shape or dtype.
+        shared states. `weights`: a pool of the programs' prepared weights. Raises ShapeError for a state of another
+        shape or dtype.
         """
         with self._lock:
             self._collect()
             known = weights.adopt(self._pool) if weights is not None and self._pool is not None else []
             self._shared, self._pool = states, weights
-            self.launching(self.launch_mode)
+            self.launching_as(self)
             self._run, self.states, self._space = None, {}, {}
             trim()
             self._bind()

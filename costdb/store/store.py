@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ KeyOrDigest: TypeAlias = KernelKey | str
 def default_root() -> Path:
     """Folder of the default store: the setting `costdb`, otherwise a folder in the cache folder."""
     configured = settings.current().costdb
-    return Path(configured).expanduser() if configured else cache_folder.home() / "costdb"
+    return Path(os.path.expanduser(configured)) if configured else cache_folder.home() / "costdb"
 
 
 class Store:

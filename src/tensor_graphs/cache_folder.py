@@ -24,7 +24,7 @@ def home() -> Path:
     If it is not writable, or the user's home folder is unknown: a temporary folder of this process, with a warning.
     """
     configured = settings.current().home
-    folder = Path(configured).expanduser() if configured else _cache_folder()
+    folder = Path(os.path.expanduser(configured)) if configured else _cache_folder()
     with suppress(OSError):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -3,6 +3,7 @@ in float64."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -142,6 +143,33 @@ def test_integer_dots_round_a_row_block_by_block() -> None:
         [root], {n: v.astype(np.float64) if v.dtype.itemsize != 1 else v for n, v in given.items()}, float64=True
     )[0]
     assert np.linalg.norm(given["out"].astype(np.float64) - wanted) < 4e-3 * np.linalg.norm(wanted)
+
+
+@pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_integer_dots_at_the_ends_of_their_ranges(dtype: str) -> None:
+    """Sums of products of the largest bytes do not fit into 16 bits."""
+    functions, calls = dict[str, str](), list[tuple[Tensor, list[str]]]()
+    for n, form in enumerate(DOTS):
+        root = product(form)
+        names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
+        own = lambda kind: dtype if kind == "float32" else kind
+        buffers = {name: c_buffer(leaf.type, own(leaf.dtype)) for leaf, name in names.items()}
+        kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, dtype)})
+        functions[f"f{n}"] = emit(kernel, f"f{n}", integers=True)
+        calls.append((root, list(kernel.buffers)))
+    made = library(functions)
+    for n, (root, order) in enumerate(calls):
+        given = {k: v.astype(numpy_dtype(dtype)) if v.dtype == np.float32 else v for k, v in values(root).items()}
+        out = np.zeros((1, COLUMNS), numpy_dtype(dtype))
+        for byte, number in itertools.product((0x01, 0x7F, 0x80, 0xFF), (1.0, -1.0, 127 / 128)):  # -128: a low digit
+            given["w"].view(np.uint8)[:] = byte
+            given["x"][:], given["x"][:, ::16] = number, 1.0
+            getattr(made, f"f{n}")(*(pointer(out if k == "out" else given[k]) for k in order))
+            exact = {k: v.astype(np.float64) if v.dtype.itemsize != 1 else v for k, v in given.items()}
+            wanted = evaluate([root], exact, float64=True)[0]
+            error = np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted)
+            assert error < (1e-4 if dtype == "float32" else 4e-3), (DOTS[n], byte, number, error)
 
 
 def c_buffer(kind: Type, dtype: str) -> Buffer:

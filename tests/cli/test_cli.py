@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 import tensor_graphs as tg
 from tensor_graphs import cache_folder, errors, settings
@@ -407,16 +408,27 @@ def test_odd_numbers_and_paths_are_usage_errors(
     assert json.loads(capsys.readouterr().out)["schema"] == 1
 
 
+def path_options(command: Any) -> set[str]:
+    """The long options of a command and its subcommands whose values are paths."""
+    own = [p for p in command.params if p.type_descriptor.annotation in (Path, list[Path])]
+    found = {name for p in own for name in p.opts if name.startswith("--")}
+    return found.union(*map(path_options, getattr(command, "commands", {}).values()))
+
+
 def test_the_home_folder_is_put_in_where_the_shell_does_not(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, a folder "~" was made in the current one."""
-    monkeypatch.setenv("HOME", str(user := tmp_path / "user"))
+    monkeypatch.setenv("HOME", str(user := tmp_path / r"us\1er"))
     user.mkdir()
+    for name in path_options(get_command(cli.app)):
+        assert cli._in_home(f"{name}=~/a") == f"{name}={user}/a"
     commands = [("optimize", model, "--rules=~/no"), ("explain", "~/no.onnx"), ("db", "stats", "--costdb=~/no")]
     for arguments in commands:
         assert cli.run([*arguments, "--json"])
         assert str(user) in json.loads(capsys.readouterr().out)["error"]["where"]
+    with settings.override(home=str(tmp_path), costdb="~no.such.user/costs"):  # there is no such user
+        assert default_root() == Path("~no.such.user/costs")
     with settings.override(home="~/cache", costdb="~/costs"):
         assert (cache_folder.home(), default_root()) == (user / "cache", user / "costs")
     assert named_path("~/out") == user / "out" and named_path("~out") == Path("~out")

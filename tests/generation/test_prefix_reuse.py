@@ -49,6 +49,18 @@ def kept(gemma: Path) -> Generator:
     return Generator(gemma, max_length=LENGTH, batch=2, reuse=True)
 
 
+# ---------------------------------------------------------------- steps
+def test_a_host_computes_no_step_before_it_is_needed(fresh: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes at once: a step ahead would delay each token, and be in vain at the end of the text."""
+    steps: list[int] = []
+    decode = fresh._programs.decode
+    monkeypatch.setattr(fresh._programs, "decode", lambda: steps.append(1) or decode())
+    stream = fresh.stream([prompt(5), prompt(9)], 6)
+    steps.clear()  # the program was made
+    for count in range(4):
+        assert next(stream).row == 0 and len(steps) == count and next(stream).row == 1
+
+
 # ---------------------------------------------------------------- conversations
 @pytest.mark.parametrize("case", ["llama", "gemma3", "gpt2", "gpt_oss"])
 def test_a_conversation_computes_its_new_tokens_only(tmp_path: Path, case: str) -> None:

@@ -482,6 +482,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     taken: list[Binaries | None] = []
     monkeypatch.setattr(Program, "binaries", stored)
     monkeypatch.setattr(Program, "launch_mode", "graph")
+    monkeypatch.setattr(Program, "break_even", 7)
     monkeypatch.setattr(Program, "take_binaries", lambda self, found: taken.append(found))
     first = tg.optimize(source, backend="triton-only", budget=60)
     assert first.report.search_stopped == "measured" and first.report.measured_now > 0
@@ -494,7 +495,8 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert begun == ["context"]
     assert second.report.from_plan_cache and second.source == first.source and second.report.measured_now == 0
     assert second.manifest.device == "cuda" and taken == [stored]  # compiled kernels are stored beside the plan
-    assert first.manifest.launch_mode == "" and second.manifest.launch_mode == "graph", "it is not timed again"
+    launching = [(p.manifest.launch_mode, p.manifest.break_even) for p in (first, second)]
+    assert launching == [("", 0), ("graph", 7)], "it is not timed again"
     (file,) = (home / "plans").glob("*.kernels")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -565,6 +567,9 @@ def test_a_plan_that_takes_long_to_build_is_stored_unchecked_once_the_time_is_up
     assert optimized(budget=0.0).report.from_plan_cache and len(read) == 1
     optimized(again=True)
     assert len(read) == 2, "with time left it is checked at once"
+    monkeypatch.setattr(recall, "does_without_torch", lambda options: True)
+    optimized(again=True)
+    assert len(read) == 2, "not where that would import PyTorch"
 
 
 def test_a_store_at_a_loop_of_links_ends_in_no_error_without_a_name(home: Path) -> None:

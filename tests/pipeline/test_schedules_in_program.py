@@ -274,6 +274,7 @@ class Numbered(Pricer):
 def test_programs_with_other_schedules_have_the_launch_mode_of_the_first() -> None:
     program, other = Program(direct_plan(GRAPH, [backend("numpy")])), Program(direct_plan(GRAPH, [backend("numpy")]))
     assert program.launching_as(other) is program and program.manifest.launch_mode == ""
-    other._run = SimpleNamespace(launch_mode="graph")  # type: ignore[assignment]
+    other._run = SimpleNamespace(launch_mode="graph", break_even=200)  # type: ignore[assignment]
     assert program.launching_as(other).manifest.launch_mode == "graph"
     assert other.manifest.launch_mode == "" and other.share({}).manifest.launch_mode == "graph"
+    assert program.manifest.break_even == other.manifest.break_even == 200

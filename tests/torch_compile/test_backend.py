@@ -21,6 +21,7 @@ import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import UsageError
 from tensor_graphs.torch_compile import compiled_graph, judge, search
+from tensor_graphs.torch_compile.report import SEARCHED, SEARCHING, GraphReport, PartReport, TracedReport
 
 from .quick_searches import QUICK, timed
 
@@ -420,6 +421,20 @@ def test_a_report_tells_that_its_search_has_ended(monkeypatch: pytest.MonkeyPatc
     assert report().to_json()["why"] == "the search has ended: the next call of this graph decides", report()
     called(compiled, a)
     assert "next call" not in str(report())
+
+
+def test_a_search_that_was_abandoned_tells_nothing_about_its_part(tmp_path: Path) -> None:
+    """Another search for the same part goes on; and parts without a search of their own wait for no end."""
+    for abandoned in (False, True):
+        part = PartReport(1, 0, 0)
+        one = search.Search(Graph((), (), ()), {}, tg.torch_compile.CompileOptions(), "cpu", lambda: False)
+        one.abandoned, one.at_end = abandoned, lambda part=part: setattr(part, "state", SEARCHED)  # type: ignore[misc]
+        (tmp_path / str(abandoned)).mkdir()
+        one.run_in_subprocess(tmp_path / str(abandoned))
+        assert one.ended and part.state == (SEARCHING if abandoned else SEARCHED)
+        other = PartReport(1, 0, 0, state="not imported: no")
+        ended = "has ended" in str(GraphReport("graph", traced=[TracedReport("inference", 2, parts=[part, other])]))
+        assert ended != abandoned
 
 
 def test_waiting_tells_that_a_backward_search_is_still_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,12 +303,17 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
+def _in_home(argument: str) -> str:
+    """An argument of the command line, with the home folder's path where it names one by "~"."""
+    return _HOME.sub(lambda found: f"{found[1]}{os.path.expanduser('~')}/", argument)
+
+
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code: 0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification,
     6 no plan, 130 interrupted, 143 terminated.
     """
     try:
-        return _run([_HOME.sub(rf"\1{os.path.expanduser('~')}/", a) for a in arguments], "--json" in arguments)
+        return _run([_in_home(a) for a in arguments], "--json" in arguments)
     except BrokenPipeError:  # the reader of the pipe has closed: not an error
         discard(sys.stdout)
         return 0

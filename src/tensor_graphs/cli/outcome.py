@@ -114,7 +114,7 @@ def fail(
     """Print an error (`described`) as text and, with `as_json`, as JSON with the fields of `document`; returns
     `code`."""
     _closing()
+    tell(text)  # also where standard output cannot be written
     if as_json:
         _put(dumped({"ok": False, "error": error, **(document or {})}))
-    tell(text)
     return code

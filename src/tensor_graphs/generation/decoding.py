@@ -56,7 +56,8 @@ class Decoding(Protocol):
 class PlainDecoding:
     """Decoding without a draft model: one token per row (sequence of the batch) and step; on a GPU, several steps a
     round. If it `overlaps`, the steps of the next round begin before the tokens of the present one are looked at, so
-    that the device does not wait for the host.
+    that the device does not wait for the host. A round of one step never does: a host computes it at once, and would
+    give its token a step later, and compute a step in vain where that token ends the text.
 
     `under_way`: number of steps, and function that waits for their tokens, of rounds that have begun.
     """
@@ -94,7 +95,7 @@ class PlainDecoding:
         if not self.under_way:
             self._begin_steps(most)
         steps = self.under_way[0][0]
-        if self.overlaps and self.pending and steps < most:
+        if self.overlaps and 1 < steps < most:
             self._begin_steps(most - steps)
         _, taken = self.under_way.popleft()
         found = [[int(v) for v in x] for x in taken()]

@@ -30,6 +30,7 @@ from .cache.plan_cache import (
 from .cache.plan_file import Json
 from .cache.weights_digest import WeightHashes, hashed_bytes, weights_digest
 from .context.session import Session, kept_warnings, open_store, store_root
+from .costs.measuring import does_without_torch
 from .execution.run_program import renamed
 from .search import SearchResult, attach_provenance
 from .stages.prepare import Task, for_every_size
@@ -37,9 +38,8 @@ from .stages.time_program import time_program
 from .stages.verify_program import verify_program
 
 LATE_BYTES = 1 << 29  # bytes of weights that are hashed without time left: half a second on two cores
-CHECK_S = (
-    0.1  # seconds of building programs up to which a plan is parsed back, which takes twice as long, without time left
-)
+#: Seconds of building programs up to which a plan is parsed back without time left, which takes twice as long.
+CHECK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     if verified and (verified, report.omitted) != (data["verified"], data["report"]["omitted"]):
         why = entry.write(
             cached.plan, report, program.source, float(data["budget"]), verified, store_root(options),
-            as_written=cached.as_written, lift=task.symbolic.lift if task.symbolic else None, launch_mode=program.launch_mode,
+            as_written=cached.as_written, lift=task.symbolic.lift if task.symbolic else None,
+            launch_mode=program.launch_mode, break_even=program.break_even,
         )  # fmt: skip
         if why:
             session.plan_cache_notes.append(f"the checks of this plan are not kept: {why}")
@@ -179,7 +180,7 @@ def _rebuilt(session: Session, task: Task, entry: CacheEntry, data: Json) -> tup
         # an as-written result was timed as a whole, so prices do not matter
         if not cached.as_written:
             _refuse_higher_prices(session, entry, cached, float(data.get("time", 0.0)))
-        program = Program(cached.plan).launching(cached.launch_mode)
+        program = Program(cached.plan).launching(cached.launch_mode, cached.break_even)
         if text_digest(program.source) != cached.source:
             raise StalePlan("its program has another source than the one that was verified")
         return cached, program, task
@@ -211,10 +212,11 @@ def store_plan(session: Session, slot: CacheSlot, found: SearchResult, hashes: W
     with session.stage_clock.running("store plan"):
         verified = _verified_weights(session, task, hashes) if program.report.verification else ""
         short = session.stage_clock.seconds.get("build", 0.0) <= CHECK_S
+        without_torch = does_without_torch(options)  # which parsing kernels in C imports
         why = slot.entry.write(
             program.plan, program.report, program.source, options.budget, verified, store_root(options),
             as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
-            checked=short or not session.over, launch_mode=program.launch_mode,
+            checked=not without_torch and (short or not session.over), launch_mode=program.launch_mode, break_even=program.break_even,
         )  # fmt: skip
         if why:
             session.plan_cache_notes.append(f"this plan is not kept: {why}")

@@ -105,8 +105,8 @@ class GraphReport:
 
     def _why(self) -> str:
         """The reason for what runs: `why`, unless the searches have ended and no call has come since."""
-        parts = [part for traced in self.traced for part in traced.parts]
-        if self.runs == SEARCHING and parts and all(part.state == SEARCHED for part in parts):
+        states = {part.state for traced in self.traced for part in traced.parts}
+        if self.runs == SEARCHING and SEARCHED in states and SEARCHING not in states:
             return "the search has ended: the next call of this graph decides"
         return self.why
 

@@ -66,7 +66,7 @@ class Search:
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
         self._unchanged, self.stale = unchanged, False
         self._ended = threading.Event()
-        self.at_end: Callable[[], None] = lambda: None  # called when the search is over
+        self.at_end: Callable[[], None] = lambda: None  # called when the search is over, unless it was abandoned
         self._owner = os.getpid()
         self._program: Program | None = None
         self._folder: Path | None = None
@@ -111,8 +111,7 @@ class Search:
         except Exception as error:  # any failure of a search leaves the graph eager
             self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
-            self.at_end()
-            self._ended.set()
+            self._end()
 
     def run_in_subprocess(self, folder: Path) -> None:
         """Search in a subprocess, in an empty folder; returns when it has ended or was killed."""
@@ -125,8 +124,12 @@ class Search:
         finally:
             if self._error:
                 shutil.rmtree(folder, ignore_errors=True)
+            self._end()
+
+    def _end(self) -> None:
+        if not self.abandoned:
             self.at_end()
-            self._ended.set()
+        self._ended.set()
 
     def _subprocess(self, folder: Path) -> str:
         """Run a subprocess to its end; returns an error text, "" for success."""

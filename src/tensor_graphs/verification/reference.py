@@ -30,14 +30,10 @@ from .comparison import (
 from .memory_checks import eager_bytes, input_output_bytes, refuse_reference
 
 LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
-
-
+LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
 #: Flops up to which one thread computes a graph's products. Where other processes have the cores, each product of two
 #: threads waits for the second one to get a turn: 30 to 60 ms for one that takes 0.06 ms (128 x 64 x 64, load 20).
 ONE_THREAD_FLOPS = 1e9
-
-
-LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
 
 
 def sample_inputs(

@@ -98,8 +98,8 @@ def verify(
     allowed_s: float = math.inf,
     cuts: Sequence[StripAxes | None] | None = None,
 ) -> Verification:
-    """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
-    verdict (whether outputs are within tolerance).
+    """Compare a program, `run`, with its graph on random inputs (`planned_inputs` many); returns the verdict (whether
+    outputs are within tolerance).
 
     `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
     values, compared as well if they have other bits; its second argument says whether no further input follows. It asks

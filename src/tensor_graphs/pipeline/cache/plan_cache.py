@@ -96,6 +96,7 @@ class CachedPlan:
     store: str  # `shard_names_digest` of the cost store after the search
     as_written: bool = False  # the unfused graph was the fastest found
     launch_mode: str = ""  # how calls launch the kernels on a GPU (`Program.launch_mode`)
+    break_even: int = 0  # of a GPU program with free sizes (`Program.break_even`)
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
@@ -108,7 +109,8 @@ class CachedPlan:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
             source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
             written, mode = bool(data.get("as_written")), str(data.get("launch_mode", ""))
-            return CachedPlan(plan, report, source, verified, store, written, mode)
+            calls = int(data.get("break_even", 0))
+            return CachedPlan(plan, report, source, verified, store, written, mode, calls)
         except TensorGraphsError as error:
             raise StalePlan(f"it cannot be rebuilt: {error.message}") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -169,7 +171,7 @@ class CacheEntry:
 
     def write(
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
-        lift: Lift | None = None, checked: bool = True, launch_mode: str = "",
+        lift: Lift | None = None, checked: bool = True, launch_mode: str = "", break_even: int = 0,
     ) -> str:  # fmt: skip
         """Store a plan with the hash of the cost store's current content.
 
@@ -178,14 +180,14 @@ class CacheEntry:
         `source`: text of the program. `budget`: seconds of its search. `verified`: hash of the weights it was verified
         with. `as_written`: the result is the unfused graph. `checked`: the plan is parsed back first (`lift` makes
         kernels for every size), which takes most of the time; an unchecked one is checked when it is used.
-        `launch_mode`: how calls launch its kernels on a GPU, if that is known.
+        `launch_mode`, `break_even`: how calls launch its kernels on a GPU, if that is known.
         """
         try:
             written = plan_to_json(plan)
             data: Json = {
                 "format": FORMAT, "plan": written, "report": report.fields(), "budget": budget, "source": text_digest(source),
                 "verified": verified, "store": shard_names_digest(store), "time": time.time(),
-                "as_written": as_written, "launch_mode": launch_mode,
+                "as_written": as_written, "launch_mode": launch_mode, "break_even": break_even,
             }  # fmt: skip
             if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
                 return "its program has another source when it is generated again"

@@ -64,13 +64,18 @@ def backends_in_time(session: Session, backends: Sequence[Backend]) -> Sequence[
     """The backends of a search for which there is time: with a small budget not PyTorch's kernels where backend "auto"
     took them, C kernels can be compiled, and the caller has not imported PyTorch. The report says so."""
     options, names = session.options, {b.name for b in backends}
-    small = options.budget < IMPORTING_S and not options.deterministic and options.backend_name == "auto"
-    if not small or not {"torch", "c"} <= names or sys.modules.get("torch") is not None:
+    if not does_without_torch(options) or not {"torch", "c"} <= names:
         return backends
     if any(t.name.startswith(USER_PREFIX) for b in backends if b.name == "torch" for t in b.templates):
         return backends
     session.omitted.append(Omission(OmittedWork.UNUSABLE, "torch, which was not imported yet"))
     return chosen_backends(options, "c")
+
+
+def does_without_torch(options: Options) -> bool:
+    """Whether the budget of a search is too small to import PyTorch, which nobody has asked for or imported."""
+    small = options.budget < IMPORTING_S and not options.deterministic and options.backend_name == "auto"
+    return small and sys.modules.get("torch") is None
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
@@ -182,6 +187,7 @@ __all__ = [
     "backends_in_time",
     "backends_of",
     "chosen_backends",
+    "does_without_torch",
     "measurer_of",
     "measurer_started",
     "start_measurer",
