@@ -2,5 +2,5 @@
 
 In: a key, flops and bytes.
 Out: microseconds with an interval.
-Imports: costdb.keys, costdb.reports, egraph.ir, egraph.types.
+Imports: costdb.keys, costdb.reports, egraph.types.
 """

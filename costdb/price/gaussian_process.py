@@ -6,6 +6,7 @@ system; it is deterministic, and takes 0.1 s for a thousand rows."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,13 @@ class GaussianProcess:
         """Predicted targets of feature rows (n, features), lowered by up to CAUTION far from all fitted rows."""
         found, weights = np.empty(len(rows)), self.weights.astype(np.float32)
         for first in range(0, len(rows), CHUNK):
-            near = _correlation(_standard(rows[first : first + CHUNK], self.centre, self.scale), self.rows)
+            near = _correlation(_standard(rows[first : first + CHUNK], self.centre, self.scale), *self._known)
             found[first : first + CHUNK] = near @ weights - CAUTION * (1.0 - near.max(axis=1) ** 2)
         return found + self.mean
+
+    @cached_property
+    def _known(self) -> tuple[Single, Single]:
+        return _with_squares(self.rows)
 
 
 def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
@@ -59,7 +64,7 @@ def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
     scale = scale.astype(np.float32).astype(np.float64)
     known = _standard(rows, centre, scale).astype(np.float16).astype(np.float64)  # as models are stored
     mean = float(targets.mean())
-    system = _correlation(known, known) + NOISE * np.eye(len(known))
+    system = _correlation(known, *_with_squares(known)) + NOISE * np.eye(len(known))
     inverse = np.linalg.inv(system)
     weights = inverse @ (targets - mean)
     low, high = np.quantile(weights / np.diag(inverse), SPREAD)  # leave-one-out residuals in closed form
@@ -71,13 +76,19 @@ def _standard(rows: Array, centre: Array, scale: Array) -> Array:
     return np.clip((rows - centre) * scale, -MAX_FEATURE, MAX_FEATURE)
 
 
-def _correlation(a: Array, b: Array) -> Single:
-    """exp(-distance / LENGTH) of all pairs of standardized rows."""
-    left, right = a.astype(np.float32), b.astype(np.float32)
-    found = left @ right.T
+def _with_squares(rows: Array) -> tuple[Single, Single]:
+    """Rows in single precision, and the square of the length of each."""
+    single = rows.astype(np.float32)
+    return single, (single**2).sum(axis=1)
+
+
+def _correlation(a: Array, b: Single, b_squares: Single) -> Single:
+    """exp(-distance / LENGTH) of all pairs of a row of `a` and one of `b` (standardized, with its `_with_squares`)."""
+    left, squares = _with_squares(a)
+    found = left @ b.T
     found *= -2.0
-    found += (left**2).sum(axis=1)[:, None]
-    found += (right**2).sum(axis=1)[None, :]
+    found += squares[:, None]
+    found += b_squares[None, :]
     np.sqrt(np.maximum(found, 0.0, out=found), out=found)
     found /= -LENGTH
     return np.asarray(np.exp(found, out=found))

@@ -9,7 +9,7 @@ linear in any one measure of size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -89,11 +89,15 @@ class HeldOut:
 class Predictor:
     """Price predictor fitted to one snapshot in one cache regime. Deterministic: equal snapshots give bitwise equal
     prices.
+
+    `shipped`: predictor of the snapshot that this one includes (`Snapshot.include`). Its groups of relatives are used
+    where the other rows change neither members nor rooflines.
     """
 
-    def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
+    def __init__(self, snapshot: Snapshot, regime: str = "hot", shipped: Predictor | None = None) -> None:
         self.rooflines = Rooflines(snapshot, regime)
         self._snapshot, self._regime = snapshot, regime
+        self._shipped = shipped if shipped is not None and shipped._holds_for(snapshot, self.rooflines) else None
         self._members: dict[Place, dict[str, None]] | None = None
         self._groups: dict[Place, RelatedKernels] = {}
         self._nearest: dict[tuple[str, ...], tuple[Place | None]] = {}  # results of `_relatives`
@@ -181,27 +185,51 @@ class Predictor:
                     return place
         return None
 
+    def _holds_for(self, other: Snapshot, rooflines: Rooflines) -> bool:
+        """Whether rooflines, and the groups to which rows of this predictor's snapshot belong, are the same for a
+        snapshot that includes it."""
+        own, row = self._snapshot, self._snapshot.first_row
+        both = [digest for digest in other.not_included() if own.has(digest)]
+        same = all(row(digest, _PLACED) == other.first_row(digest, _PLACED) for digest in both)
+        return same and rooflines.measured() == self.rooflines.measured()
+
     def _places(self) -> dict[Place, dict[str, None]]:
         if self._members is None:
-            self._members = {}
-            self.learn(self._snapshot.digests())
+            members = dict(self._shared())
+            self._add(members, self._snapshot.digests() if self._shipped is None else self._snapshot.not_included())
+            self._members = members
         return self._members
+
+    def _shared(self) -> Mapping[Place, dict[str, None]]:
+        return {} if self._shipped is None else self._shipped._places()
 
     def learn(self, digests: Iterable[str]) -> None:
         """Take keys (kernels at one shape, layout, schedule and machine) that were added to the snapshot into account;
         only the groups with such keys are fitted again."""
-        members = self._places()
+        self._add(self._places(), digests)
         self._nearest.clear()
+
+    def _add(self, members: dict[Place, dict[str, None]], digests: Iterable[str]) -> None:
+        """Add keys (kernels at one shape, layout, schedule and machine) to `members`. Members shared with the shipped
+        rows' predictor are copied first."""
+        shared = self._shared()
         for digest in digests:
             row = self._snapshot.first_row(digest, _PLACED)
             for level, _ in _LEVELS if row["family"] != CALIBRATION else ():
                 for device in (row["device"], any_of_kind(row["device"])):
                     place = (level, row[level], row["backend"], device)
-                    members.setdefault(place, {})[digest] = None
+                    known = members.get(place)
+                    if known is None or known is shared.get(place):
+                        known = members[place] = dict(known or ())
+                    known[digest] = None
                     self._groups.pop(place, None)
 
     def _group(self, place: Place) -> RelatedKernels:
         if place not in self._groups:
+            if self._shipped is not None and self._places()[place] is self._shared().get(place):
+                self._snapshot.learnt_of(())  # as fitting does: before factors of queries with rows
+                self._groups[place] = self._shipped._group(place)
+                return self._groups[place]
             digests = sorted(self._places()[place])
             if len(digests) > _LARGEST_GROUP:  # digests are uniformly distributed: an even and repeatable sample
                 digests = [digests[int(at)] for at in np.linspace(0, len(digests) - 1, _LARGEST_GROUP)]

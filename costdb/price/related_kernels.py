@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...egraph.ir.memo import memo
 from ...egraph.types.dtypes import DTYPES, itemsize
 from ..keys.key import Work
 from .learnt import first_dtype
@@ -132,6 +132,8 @@ class RelatedKernels:
         for axis in range(features.shape[1]):
             distances += (features[:, axis, None] - self._features[None, :, axis]) ** 2
         for name, weight in LABEL_DISTANCE.items():
+            if len(self._codes[name]) == 1 and not labels[name].any():  # all have the one label, of code 0
+                continue
             distances += weight**2 * (labels[name][:, None] != self._labels[name][None, :])
         return distances
 
@@ -176,14 +178,14 @@ def label(columns: Mapping[str, Any], name: str) -> str:
     return _form(columns["schedule"]) if name == "form" else str(columns[name])
 
 
-@memo(1 << 14)
+@lru_cache(maxsize=1 << 14)
 def _form(schedule: str) -> str:
     """Sorted names of a schedule's parameters, from JSON text, without those of `COMMON`."""
     found = json.loads(schedule) if schedule else []
     return repr(sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in COMMON))
 
 
-@memo(1 << 14)
+@lru_cache(maxsize=1 << 14)
 def _order(strides: str, shapes: str) -> str:
     """For each operand, its axes of more than one element from the outermost to the innermost in memory; from JSON
     texts."""
@@ -196,7 +198,7 @@ def _order(strides: str, shapes: str) -> str:
     return repr(found)
 
 
-@memo(1 << 14)
+@lru_cache(maxsize=1 << 14)
 def _rows(strides: str, shapes: str, dtypes: str) -> str:
     """For each operand, the alignment of its rows in bytes (a power of two, at most `_WIDEST`); from JSON texts."""
     found = []
@@ -208,7 +210,7 @@ def _rows(strides: str, shapes: str, dtypes: str) -> str:
     return ",".join(map(str, found))
 
 
-@memo(1 << 10)
+@lru_cache(maxsize=1 << 10)
 def _narrowest(rows: str) -> int:
     """The smallest alignment in a text of `_rows`."""
     return min(map(int, rows.split(",")), default=_WIDEST) if rows else _WIDEST

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ..keys.key import KernelKey, Work
 from ..price.gaussian_process import Array
 from ..price.learnt import LearntFactors
-from .schema import REGIMES, SHIPPED, TEAM, run_id
+from .schema import REGIMES, SHIPPED, TEAM, rows_with, run_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
@@ -95,6 +98,8 @@ class Snapshot:
         self._index: dict[str, dict[str, list[int]]] = {kind: {} for kind in LOADED}
         self._memo: dict[tuple[str, str], Measurement | None] = {}
         self._learnt_of: dict[str, float] = {}
+        self._learnt_rows = 0  # timing rows whose keys are in `_learnt_of`
+        self._included: Snapshot | None = None
         self._tuned: dict[str, dict[str, dict[str, set[str]]]] = {}  # kernel, shapes, schedule: digests
 
     def extend(self, kind: str, columns: Columns) -> None:
@@ -110,6 +115,30 @@ class Snapshot:
                 body.setdefault(held["shapes"][row], {}).setdefault(held["schedule"][row], set()).add(digest)
             if self._memo:
                 self._forget(digest)
+
+    def extend_table(self, table: pa.Table) -> None:
+        """Append all rows of a table."""
+        for kind, names in LOADED.items():
+            part = rows_with(table, "kind", kind)
+            if part.num_rows:
+                self.extend(kind, {name: part.column(name).to_pylist() for name in names})
+
+    def include(self, other: Snapshot) -> None:
+        """Append the rows and models of another snapshot, to which no rows will be added any more.
+
+        The other snapshot computes the factors of its models for its rows, once for all snapshots that include it. At
+        most one snapshot can be included.
+        """
+        for kind in LOADED:
+            self.extend(kind, other._columns[kind])
+        self.learnt.models.update(other.learnt.models)
+        self._included = other
+
+    def not_included(self) -> list[str]:
+        """The keys (kernels at one shape, layout, schedule and machine) with timings that are not in the included
+        snapshot."""
+        known = {} if self._included is None else self._included._index["timing"]
+        return [digest for digest, rows in self._index["timing"].items() if len(rows) != len(known.get(digest, ()))]
 
     def _forget(self, digest: str) -> None:
         for regime in REGIMES:
@@ -159,11 +188,23 @@ class Snapshot:
         machine) with timings; computed for all of them at once."""
         if not self.learnt.models:
             return np.zeros(len(digests))
-        lacking = [digest for digest in self._index["timing"] if digest not in self._learnt_of]
-        rows = [self.first_row(digest) for digest in lacking]
-        found = self.learnt.of(rows, [Work(row["flops"], row["bytes"]) for row in rows])
-        self._learnt_of.update(zip(lacking, found.tolist()))
+        if self._learnt_rows != (count := len(self._columns["timing"]["digest"])):
+            if self._included is not None:
+                for digest, factor in self._included_factors(self._included).items():
+                    self._learnt_of.setdefault(digest, factor)
+            lacking = [digest for digest in self._index["timing"] if digest not in self._learnt_of]
+            rows = [self.first_row(digest) for digest in lacking]
+            found = self.learnt.of(rows, [Work(row["flops"], row["bytes"]) for row in rows])
+            self._learnt_of.update(zip(lacking, found.tolist()))
+            self._learnt_rows = count
         return np.array([self._learnt_of[digest] for digest in digests])
+
+    def _included_factors(self, included: Snapshot) -> dict[str, float]:
+        """Learnt factors of the keys (kernels at one shape, layout, schedule and machine) of the included snapshot that
+        have no other rows."""
+        included.learnt_of(())
+        changed = set(self.not_included())
+        return {digest: factor for digest, factor in included._learnt_of.items() if digest not in changed}
 
     def learnt_factors(self, keys: Sequence[KernelKey], work: Sequence[Work]) -> Array:
         """log(time / roofline) that the learnt models predict for keys with or without rows, given their work; zeros

@@ -19,6 +19,7 @@ from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
 from . import cache, maintenance, shards, starter, team
 from .schema import FORMAT, Row, checked, rows_with, to_table
+from .shipped_rows import ShippedRows, shipped_rows
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 from .starter import Devices
 from .valid_rows import exported_tables
@@ -62,6 +63,7 @@ class Store:
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
         self.frozen, self.wait_s, self._starter = frozen, wait_s, starter
         self._loaded: cache.LoadedCache | None = None
+        self._shipped: ShippedRows | None = None
         self._state = "ok"
         self._names: set[str] = set()
         self._frozen_id = ""
@@ -103,7 +105,9 @@ class Store:
 
         with self._lock:
             if regime not in self._predictors:
-                self._predictors[regime] = Predictor(self.snapshot, regime)
+                snapshot, shipped = self.snapshot, self._shipped
+                alone = None if shipped is None else shipped.predictor(regime)
+                self._predictors[regime] = Predictor(snapshot, regime, alone)
             return self._predictors[regime]
 
     def prepare(self, regime: str = "hot") -> None:
@@ -144,7 +148,7 @@ class Store:
                 self._loaded = self._read()
                 self._add_starter(self._loaded.snapshot)
                 for table in self._pending:
-                    _extend(self._loaded.snapshot, table)
+                    self._loaded.snapshot.extend_table(table)
                 self._names = {*self._loaded.shards, *self._add_team(self._loaded.snapshot)}
                 self._frozen_id = self._current_id() if self.frozen else ""
             return self._loaded
@@ -171,14 +175,12 @@ class Store:
     def _add_starter(self, snapshot: Snapshot) -> None:
         """Add the starter rows of the devices in question; a damaged file is left out with a warning."""
         folder = starter.folder_in_use() if self._starter is not None else None
-        for path in [] if folder is None or self._starter is None else starter.files_for(folder, self._starter()):
-            try:
-                table, model = starter.read(path), starter.read_model(path)
-                _extend(snapshot, table)
-                if model is not None and table.num_rows:
-                    snapshot.learnt.models[table.column("device")[0].as_py()] = model
-            except (shards.BadShard, OSError) as error:
-                self._warn(f"the starter rows in {path} cannot be used: {error}")
+        self._shipped = None
+        if folder is not None and self._starter is not None:
+            self._shipped = shipped_rows(starter.files_for(folder, self._starter()))
+            snapshot.include(self._shipped.snapshot)
+            for warning in self._shipped.warnings:
+                self._warn(warning)
 
     def _add_team(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Add the rows of the team's store that the setting `team` names; returns the names of their shards.
@@ -218,7 +220,7 @@ class Store:
             if not table.num_rows:
                 return Ack(0, dict(skipped))
             if self._loaded is not None and not self.frozen:
-                _extend(self._loaded.snapshot, table)
+                self._loaded.snapshot.extend_table(table)
                 self._inform_predictors(given)
             self._pending.append(table)
             names = self.flush()
@@ -315,13 +317,6 @@ class Store:
 
 def _digest(key: KeyOrDigest) -> str:
     return key if isinstance(key, str) else key.digest
-
-
-def _extend(snapshot: Snapshot, table: pa.Table) -> None:
-    for kind, names in LOADED.items():
-        part = rows_with(table, "kind", kind)
-        if part.num_rows:
-            snapshot.extend(kind, {name: part.column(name).to_pylist() for name in names})
 
 
 def _by_device(table: pa.Table) -> Mapping[str, pa.Table]:

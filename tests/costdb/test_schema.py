@@ -153,7 +153,7 @@ def test_a_starter_file_without_rows_adds_none(tmp_path: Path, timing: Callable[
     path = tmp_path / "cpu-a.parquet"
     path.write_bytes(shards.encode(to_table([timing(3.0, run="another")])))
     table, snapshot = starter.read(path), Snapshot()
-    store._extend(snapshot, table)
+    snapshot.extend_table(table)
     assert table.num_rows == 0 and not len(snapshot)
 
 

@@ -16,15 +16,18 @@ import pytest
 from tensor_graphs import settings
 from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.price import gaussian_process, learnt
-from tensor_graphs.costdb.price.predict import SHIPPED_FACTOR, Price, Query
+from tensor_graphs.costdb.price import gaussian_process, learnt, predict
+from tensor_graphs.costdb.price.predict import SHIPPED_FACTOR, Predictor, Price, Query
+from tensor_graphs.costdb.price.related_kernels import RelatedKernels
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import starter
 from tensor_graphs.costdb.store.accuracy import Accuracy, accuracy, regret, tau
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, checked
+from tensor_graphs.costdb.store.snapshot import Snapshot
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import CostStoreError
 from tensor_graphs.extract.search.measurement_state import MIN_CERTAINTY
+from tensor_graphs.writing.files import write_bytes
 
 Make = Callable[..., TimingRow]
 HERE, OTHER = "gpu:this:sm90", "gpu:other:sm90"
@@ -178,6 +181,48 @@ def test_a_shipped_model_tells_schedules_apart(tmp_path: Path, timing: Make, key
     assert again == text and [len(call.args[0]) for call in features.call_args_list] == [1], (
         "each key is predicted once"
     )
+
+
+def test_what_is_kept_of_shipped_rows_changes_no_price(tmp_path: Path, timing: Make) -> None:
+    times = lambda n, p: 1e-3 * n * (1 + abs(p - 6)) + 0.1 * (n % 7)
+    folder = exported(tmp_path, [row(timing, times(n, p), n, m=2**p) for n in range(1000, 1040) for p in range(8)])
+    other = replace(row(timing, 1.0).key, kernel="other", name="sub")
+    asked = [row(timing, 1.0, n, m=m, device=d) for n in (900, 1010, 5000) for m in (8, 64) for d in (HERE, OTHER)]
+    queries = [Query(r.key, r.work) for r in asked] + [Query(other, Work(9.0, 1e6))]
+    own = [row(timing, 9.0, 1010, m=64), replace(row(timing, 9.0, 70), key=replace(other, device=OTHER))]
+    copied = replace(own[0].key, kernel="copy", name="copy", family="calibration")
+    calibration = replace(own[0], key=copied, work=Work(0.0, 9e7), samples=(30.0,) * 3)
+    fits = Mock(side_effect=RelatedKernels)
+    plain = Snapshot()
+    plain.extend_table(starter.read(file := next(folder.glob("*.parquet"))))
+    model = starter.read_model(file)
+    assert model is not None
+    plain.learnt.models[HERE] = model
+    unshared = Predictor(plain, "cold")
+    first, wanted = unshared.price(queries[:1]), unshared.price(queries)
+    with patch.object(predict, "RelatedKernels", fits), patch.object(starter, "read", wraps=starter.read) as read:
+        for added in ([], own, [calibration]):
+            for store in (above(tmp_path, folder), above(tmp_path, folder, OTHER)):
+                own_rows = bool(store.snapshot.not_included())
+                assert own_rows or store.price(queries[:1], regime="cold") == first
+                assert own_rows or store.price(queries, regime="cold") == wanted, "as from the rows alone"
+                store.add(added)
+                found = store.price(queries, regime="cold")
+                assert found == Predictor(store.snapshot, "cold").price(queries), "as without the kept groups"
+        assert read.call_count == 1, "the file serves both devices, and is read once"
+        fits.reset_mock()
+        above(tmp_path / "2", folder).price(queries, regime="cold")
+        assert not fits.called, "groups without own rows are fitted once"
+
+
+def test_changed_starter_files_are_read_again(tmp_path: Path, timing: Make) -> None:
+    folder = exported(tmp_path, [row(timing, 50.0)])
+    assert price(above(tmp_path, folder), row(timing, 1.0)).us == 50.0
+    exported(tmp_path / "2", [row(timing, 70.0)])
+    [path] = folder.glob("*.parquet")
+    write_bytes(path, (tmp_path / "2" / "starter" / path.name).read_bytes())
+    assert price(above(tmp_path, folder), row(timing, 1.0)).us == 70.0
+    assert price(Store(tmp_path / "own"), row(timing, 1.0)).source == "bound"
 
 
 # ---------------------------------------------------------------- accuracy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -90,10 +90,10 @@ def least_us(candidate: Candidate) -> float:
     return CALL_US[backend] * (direct + IN_HELPER * inner)
 
 
-def with_calls(price: Priced, candidate: Candidate) -> Priced:
-    """A price that is not measured, raised to the least time of its calls."""
-    least = 0.0 if price.source in ("measured", "failed") else least_us(candidate)
-    return price if price.us >= least else replace(price, us=least, high=max(price.high, least))
+def with_calls(price: Priced, candidate: Candidate, least: Callable[[Candidate], float] = least_us) -> Priced:
+    """A price that is not measured, raised to the least time of its calls (`least`, in µs)."""
+    us = 0.0 if price.source in ("measured", "failed") else least(candidate)
+    return price if price.us >= us else replace(price, us=us, high=max(price.high, us))
 
 
 __all__ = ["CALL_US", "called", "least_us", "with_calls"]

@@ -20,7 +20,7 @@ from ...extract.model.plan import Plan, Step
 from ...extract.model.pricing import Priced
 from ...extract.model.work import call_work
 from .few_programs import few_programs, is_gpu, priced_in_few_programs
-from .host_calls import with_calls
+from .host_calls import least_us, with_calls
 
 FAILED = Priced(math.inf, math.inf, math.inf, "failed")
 
@@ -60,6 +60,7 @@ class CostPricer:
         self.store = store
         self.forgiving = False  # price kernels whose measurement failed as if unmeasured
         self._variants: dict[tuple[int, int], tuple[list[ScheduleVariant], bool, Candidate]] = {}
+        self._least: dict[tuple[int, int], float] = {}  # of calls that are in `_variants`
 
     def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[ScheduleVariant]:
         """Schedules of a candidate, each with its cost store query; one empty schedule for kernels without any.
@@ -106,7 +107,7 @@ class CostPricer:
     def _whole(self, candidate: Candidate, variants: Sequence[ScheduleVariant], priced: Priced) -> Priced:
         """A candidate's price; a predicted one is at least the time of its function's calls on the host, or that which
         the few programs of its kernel need on a GPU."""
-        priced, query = with_calls(priced, candidate), variants[0].query
+        priced, query = with_calls(priced, candidate, self._host_us), variants[0].query
         if (
             not is_gpu(query.key.device)
             or priced.source == "measured"
@@ -115,6 +116,13 @@ class CostPricer:
             return priced
         roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
         return priced_in_few_programs(priced, programs, query, roofline)
+
+    def _host_us(self, candidate: Candidate) -> float:
+        """Least µs of a candidate's calls on the host; kept for each call, since it reads the kernel's code."""
+        place = (id(candidate.template), id(candidate.call))
+        if place not in self._least:
+            self._least[place] = least_us(candidate)
+        return self._least[place]
 
     def measured(self, candidate: Candidate) -> list[Priced]:
         """The prices of a candidate in all schedules that were measured on this machine, the fastest first."""
