@@ -93,13 +93,21 @@ def test_a_link_that_the_system_does_not_follow_is_not_followed(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("arguments", [["rules", "list"], ["rules", "list", "--json"], ["nonsense", "--json"]])
-def test_a_full_standard_output_is_told(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (["rules", "list"], "standard output cannot be written: No space"),
+        (["rules", "list", "--json"], "standard output cannot be written: No space"),
+        (["nonsense", "--json"], "No such command"),  # the command's own error is told before
+    ],
+)
+def test_a_full_standard_output_is_told(arguments: list[str], first: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "tensor_graphs", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
         )
-    assert done.returncode == 2 and done.stderr.startswith("error: standard output cannot be written: No space")
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {first}")
+    assert done.stderr.splitlines()[-1].startswith("error: standard output cannot be written: No space")
 
 
 def test_pipes_and_standard_output(tmp_path: Path) -> None:
