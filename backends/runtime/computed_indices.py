@@ -14,7 +14,8 @@ from ...egraph.evaluate.interpret import apply, takes_wide_numbers
 from ...egraph.ir.tensor import Tensor, constant, make
 from ...egraph.ops.ops import OPS
 from ...egraph.types import dtypes
-from ...errors import BadModelError, IndexRangeError, TensorGraphsError
+from ...errors import BadModelError, TensorGraphsError
+from .index_limits import refuse_outside, values_on_host
 
 #: An operation: op, positions of its operands among the earlier rows, values of its attributes in the op's order. Of a
 #: constant the attributes are dtype, shape and elements.
@@ -154,15 +155,7 @@ def computed_check(indices: ComputedIndices, names: Sequence[str]) -> Callable[[
         except MALFORMED as error:
             raise _malformed(error) from None
         for i, low, high in indices.targets:
-            if not (x := found[i]).size:
-                continue
-            least, largest = int(np.minimum.reduce(x, axis=None)), int(np.maximum.reduce(x, axis=None))
-            if least < low or largest >= high:
-                wrong = least if least < low else largest
-                raise IndexRangeError(
-                    f"an index computed from {shown} is {wrong}, which is outside of an axis of {high} elements",
-                    hint=f"indices from {low} to {high - 1} are valid",
-                )
+            refuse_outside(found[i], low, high, f"an index computed from {shown} is")
 
     return check
 
@@ -198,16 +191,10 @@ def _applied(node: Tensor, *operands: Any) -> Any:
 
 def _array(x: Any, node: Tensor) -> np.ndarray[Any, Any] | None:
     """An array or CPU tensor as an array of an input's type; None for others."""
-    if hasattr(x, "aminmax"):  # a tensor of PyTorch
-        if x.device.type != "cpu":
-            return None
-        try:
-            x = x.detach().numpy()
-        except (RuntimeError, TypeError):  # a tensor without data in a mode of PyTorch, or a dtype that NumPy lacks
-            return None
-    if not isinstance(x, np.ndarray) or x.shape != node.shape or x.dtype.kind not in "iufb":
-        return None
-    return x.astype(dtypes.numpy_dtype(node.dtype), copy=False)
+    found = values_on_host(x, "iufb")
+    return (
+        None if found is None or found.shape != node.shape else found.astype(dtypes.numpy_dtype(node.dtype), copy=False)
+    )
 
 
 __all__ = ["MOST_ROWS", "ComputedIndices", "computed_check", "cost", "nodes_of", "rows_of"]

@@ -82,7 +82,7 @@ def _axis(limit: IndexLimit, names: Sequence[str]) -> tuple[int, int] | None:
 def _check(limit: IndexLimit, position: int, sized: tuple[int, int] | None, inputs: Sequence[Any]) -> None:
     """Raise IndexRangeError if input number `position` gives an index outside of the limit."""
     name, low, high, steps, _ = limit
-    if (x := _integers(inputs[position])) is None:
+    if (x := values_on_host(inputs[position], "iu")) is None:
         return
     try:
         if sized is not None:
@@ -94,27 +94,42 @@ def _check(limit: IndexLimit, position: int, sized: tuple[int, int] | None, inpu
         raise BadModelError(
             f"the program's manifest computes indices from {name!r} that its shape or dtype does not allow"
         ) from None
+    refuse_outside(x, low, high, f"input {name!r} {'gives' if steps else 'has'} the index")
+
+
+def refuse_outside(x: np.ndarray[Any, Any], low: int, high: int, text: str) -> None:
+    """Raise IndexRangeError if an integer of `x` is not in `low` <= x < `high`. `text` is the beginning of the message,
+    which the integer follows."""
     if not x.size:
         return
     least, largest = int(np.minimum.reduce(x, axis=None)), int(np.maximum.reduce(x, axis=None))
     if least < low or largest >= high:
-        how = "gives" if steps else "has"
         raise IndexRangeError(
-            f"input {name!r} {how} the index {least if least < low else largest}, which is outside of an axis of {high} elements",
+            f"{text} {least if least < low else largest}, which is outside of an axis of {high} elements",
             hint=f"indices from {low} to {high - 1} are valid",
         )
 
 
-def _integers(x: Any) -> np.ndarray[Any, Any] | None:
-    """An array or CPU tensor of integers as an array; None for others."""
+def values_on_host(x: Any, kinds: str) -> np.ndarray[Any, Any] | None:
+    """An array, or the memory of a CPU tensor as an array, if its dtype is of one of the `kinds` (characters of NumPy's
+    `dtype.kind`); None for others, and for tensors of other devices, for whose values the host would wait."""
     if hasattr(x, "aminmax"):  # a tensor of PyTorch
         if x.device.type != "cpu":
             return None
         try:
-            x = x.numpy()
+            x = (x.detach() if x.requires_grad else x).numpy()
         except (RuntimeError, TypeError):  # a tensor without data in a mode of PyTorch, or a dtype that NumPy lacks
             return None
-    return x if isinstance(x, np.ndarray) and x.dtype.kind in "iu" else None
+    return x if isinstance(x, np.ndarray) and x.dtype.kind in kinds else None
 
 
-__all__ = ["MOST_STEPS", "STEPS", "IndexLimit", "Step", "index_check", "is_step"]
+__all__ = [
+    "MOST_STEPS",
+    "STEPS",
+    "IndexLimit",
+    "Step",
+    "index_check",
+    "is_step",
+    "refuse_outside",
+    "values_on_host",
+]

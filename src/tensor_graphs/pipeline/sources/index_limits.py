@@ -14,7 +14,7 @@ from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
-from .index_ranges import SAME, equal, range_of, uncast
+from .index_ranges import SAME, equal, range_of, uncast, without_views
 
 _PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
 _WITH_NUMBERS = ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum")
@@ -57,13 +57,13 @@ def index_limits(source: Any, graph: Graph) -> tuple[tuple[IndexLimit, ...], Com
 
 def _parts(index: Tensor, size: Any) -> list[tuple[Tensor, Any]]:
     """(indices, size) of each axis whose indices are merged to i * k + j; j counts from the end of k elements."""
-    inner = _without_views(index)
+    inner = without_views(index)
     if inner.op == "add" and isinstance(size, int):
         for scaled, last in (inner.args, inner.args[::-1]):
-            scaled = _without_views(scaled)
-            count = number(_without_views(scaled.args[1])) if scaled.op == "mul" else None
+            scaled = without_views(scaled)
+            count = number(without_views(scaled.args[1])) if scaled.op == "mul" else None
             if isinstance(count, int) and count > 1 and size % count == 0:
-                plain = _without_views(last)
+                plain = without_views(last)
                 if _counted_from_the_end(plain, count) is not None or _within(plain, count):
                     return [*_parts(scaled.args[0], size // count), (plain, count)]
     return [(index, size)]
@@ -174,7 +174,7 @@ def _step(x: Tensor, later: Sequence[Step]) -> tuple[Step | None, Tensor] | None
         return (x.op,), x.args[0]
     if x.op not in _WITH_NUMBERS:
         return None
-    first, second = (number(_without_views(a)) for a in x.args)
+    first, second = (number(without_views(a)) for a in x.args)
     step: Step
     if second is not None and (second != 0 or x.op not in ("floordiv", "mod")):
         step, operand = (x.op, int(second)), x.args[0]
@@ -202,21 +202,14 @@ def _range(steps: tuple[Step, ...]) -> tuple[float, float]:
     return low, high
 
 
-def _without_views(x: Tensor) -> Tensor:
-    """The value of which `x` has all elements, with the same numbers."""
-    while x.op in SAME or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
-        x = x.args[0]
-    return x
-
-
 def _indexing(index: Tensor, negative: bool, size: Any) -> tuple[Tensor, bool]:
     """(x, whether negative elements of x count from the end of the axis) of an index that is computed from x by
     counting from the end, or by making negative numbers invalid. `negative`: whether the op counts from the end."""
-    index = _without_views(index)
+    index = without_views(index)
     if (inner := _counted_from_the_end(index, size)) is not None:
-        index, negative = _without_views(inner), True
+        index, negative = without_views(inner), True
     if (inner := _negative_refused(index, size)) is not None:
-        index, negative = _without_views(inner), False
+        index, negative = without_views(inner), False
     return index, negative
 
 
@@ -225,9 +218,9 @@ def _negative_refused(index: Tensor, size: Any) -> Tensor | None:
     if index.op != "where" or not isinstance(size, int):
         return None
     below, outside, x = (uncast(a) for a in index.args)
-    if below.op != "lt" or not equal(uncast(below.args[0]), x) or number(_without_views(below.args[1])) != 0:
+    if below.op != "lt" or not equal(uncast(below.args[0]), x) or number(without_views(below.args[1])) != 0:
         return None
-    put = number(_without_views(outside))
+    put = number(without_views(outside))
     return x if isinstance(put, int) and put < -size else None
 
 
@@ -239,8 +232,8 @@ def _counted_from_the_end(index: Tensor, size: Any) -> Tensor | None:
     if below.op != "lt" or moved.op != "add":
         return None
     sides = [uncast(a) for a in (below.args[0], *moved.args)]
-    if equal(sides[0], x) and any(equal(a, x) for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
-        counts = [_count(_without_views(a)) for a in sides[1:] if not equal(a, x)]
+    if equal(sides[0], x) and any(equal(a, x) for a in sides[1:]) and number(without_views(below.args[1])) == 0:
+        counts = [_count(without_views(a)) for a in sides[1:] if not equal(a, x)]
         return x if counts == [size] else None
     return None
 

@@ -82,22 +82,22 @@ def _chosen(x: Tensor, left: int) -> Range:
     """Range of `where(test, a, b)`; of `where(i < n, i + m, i)` the tested i is below n in a and from n on in b."""
     test, first, second = x.args
     (a, b), (c, d) = range_of(first, left), range_of(second, left)
-    border = number(_plain(test.args[1])) if test.op == "lt" else None
+    border = number(without_views(test.args[1])) if test.op == "lt" else None
     if border is not None and math.isfinite(border):
         limit = math.ceil(border)
         tested = uncast(test.args[0])
         if equal(uncast(second), tested):
             c = max(c, limit)
         if first.op == "add" and any(equal(uncast(v), tested) for v in first.args):
-            added = [number(_plain(v)) for v in first.args if not equal(uncast(v), tested)]
+            added = [number(without_views(v)) for v in first.args if not equal(uncast(v), tested)]
             if len(added) == 1 and added[0] is not None:
                 b = min(b, limit - 1 + added[0])
     return min(a, c), max(b, d)
 
 
-def _plain(x: Tensor) -> Tensor:
-    """The value that is broadcast, reshaped or cast to x, with the same numbers."""
-    while x.op in ("broadcast_to", "reshape") or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
+def without_views(x: Tensor) -> Tensor:
+    """The value of which `x` has all elements, with the same numbers."""
+    while x.op in SAME or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
         x = x.args[0]
     return x
 
@@ -116,4 +116,4 @@ def equal(x: Tensor, y: Tensor) -> bool:
     return x is y
 
 
-__all__ = ["ANYTHING", "SAME", "equal", "range_of", "uncast"]
+__all__ = ["ANYTHING", "SAME", "equal", "range_of", "uncast", "without_views"]
