@@ -72,8 +72,7 @@ class ProgramCalls(Unpicklable, ABC):
         self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self._steady: frozenset[int] = frozenset()  # inputs that stay at their addresses between calls
         self.plans: dict[str, Any] = {}  # plans for some buckets of sizes, by name
-        self._index_check: tuple[Any, Callable[[Sequence[Any]], None]] | None = None  # (limits, their check)
-        self._computed_check: tuple[Any, Callable[[Sequence[Any]], None]] | None = None  # (indices, their check)
+        self._index_checks: tuple[Any, list[Callable[[Sequence[Any]], None]]] | None = None  # (manifest, its checks)
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
 
@@ -168,14 +167,14 @@ class ProgramCalls(Unpicklable, ABC):
 
     def _check_indices(self, args: Sequence[Any]) -> None:
         """Raise IndexRangeError for an index among the inputs that is outside of the axis that it indexes."""
-        if limits := self.manifest.index_limits:
-            if self._index_check is None or self._index_check[0] is not limits:
-                self._index_check = limits, index_check(limits, self.input_names)
-            self._index_check[1](args)
-        if (computed := self.manifest.computed_indices).targets:
-            if self._computed_check is None or self._computed_check[0] is not computed:
-                self._computed_check = computed, computed_check(computed, self.input_names)
-            self._computed_check[1](args)
+        manifest = self.manifest
+        if self._index_checks is None or self._index_checks[0] is not manifest:
+            checks = [index_check(manifest.index_limits, self.input_names)] if manifest.index_limits else []
+            if manifest.computed_indices.targets:
+                checks.append(computed_check(manifest.computed_indices, self.input_names))
+            self._index_checks = manifest, checks
+        for check in self._index_checks[1]:
+            check(args)
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ...plain import file_identity
 from ...processes.forks import Lock
 from . import shards, starter
 from .snapshot import Snapshot
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 4  # sets of files; a process needs one for each set of devices that it optimizes for
 
-Stamp: TypeAlias = tuple[str, int, int, int]  # path, bytes, time of the last change in ns, inode
+Stamp: TypeAlias = tuple[str, tuple[int, ...]]  # path, `file_identity`; () if there is no file
 
 
 class ShippedRows:
@@ -73,10 +74,9 @@ def shipped_rows(files: Sequence[Path]) -> ShippedRows:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        status = path.stat()
+        return str(path), file_identity(path)
     except OSError:
-        return str(path), -1, 0, 0
-    return str(path), status.st_size, status.st_mtime_ns, status.st_ino
+        return str(path), ()
 
 
 __all__ = ["ShippedRows", "shipped_rows"]

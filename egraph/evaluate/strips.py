@@ -75,16 +75,11 @@ def axes_of(root: Tensor) -> StripAxes | None:
 
     Composite ops are expanded with means in float32, as in a reference of the whole output.
     """
-    return next(all_axes_of(root), None)
-
-
-def all_axes_of(root: Tensor) -> Iterator[StripAxes]:
-    """Yields the ways to compute a root in slices, by the length of the sliced axis, the longest first (`axes_of`)."""
-    yield from axes_of_expanded(expand_all([root], wide_means=True)[0])
+    return next(axes_of_expanded(expand_all([root], wide_means=True)[0]), None)
 
 
 def axes_of_expanded(root: Tensor) -> Iterator[StripAxes]:
-    """`all_axes_of` a root without composite ops."""
+    """Yields the ways to compute a root without composite ops in slices, along its longest axis first (`axes_of`)."""
     shape = concrete(root.shape)
     for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
         if shape[axis] > 1 and (order := _cut(root, axis)) is not None:
@@ -158,4 +153,4 @@ def interval_view(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-__all__ = ["Strip", "StripAxes", "all_axes_of", "axes_of", "axes_of_expanded", "interval_view", "operand_axes"]
+__all__ = ["Strip", "StripAxes", "axes_of", "axes_of_expanded", "interval_view", "operand_axes"]

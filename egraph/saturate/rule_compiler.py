@@ -210,7 +210,11 @@ class _Recorder(Interner):
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A compiled rule: `texts` by name, the entries of its ops and the ids of its values for which they are valid."""
+    """The egglog commands of one rule, valid while nothing they were made from has changed.
+
+    `texts`: command by rule name. `ops`: the entry of each op that they were made from. `ids`: (kind, value, number) of
+    the rule's constants; the texts contain the numbers.
+    """
 
     texts: dict[str, str]
     ops: dict[str, Op | None]

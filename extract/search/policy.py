@@ -58,8 +58,8 @@ LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16
 TUNED = 8  # kernels tuned per round: each takes as long as five first looks, and the plan may change meanwhile
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
-# Cost of the plan that is cheapest at predicted prices, as a share of that of the plan without compiled kernels, up to
-# which its kernels are measured before those of the other; these few of the latter while compilers start.
+# If the plan that is cheapest at predicted prices costs at most this share of the plan without compiled kernels, its
+# kernels are measured first; number of kernels of the other plan that are measured before, while compilers start.
 FAR_CHEAPER, MEANWHILE = 0.75, 4
 # of `library_rivals`: how many are added; largest ratio of a kernel's lower bound of time to the predicted time of the
 # kernels that it replaces (library kernels take 1.1 to 2.5 times that bound)

@@ -39,7 +39,7 @@ from tensor_graphs.errors import (
 )
 from tensor_graphs.generation import Generator, Piece, cached_model
 from tensor_graphs.generation import settings as settings_module
-from tensor_graphs.generation.programs import host_arrays
+from tensor_graphs.generation.programs import later_arrays
 from tensor_graphs.generation.results import Row
 from tensor_graphs.generation.sampling import WORD, first_largest, sampler, threefry
 from tensor_graphs.generation.text import TextStream, Tokenizer
@@ -232,7 +232,7 @@ def test_outputs_of_several_steps_come_in_one_copy() -> None:
     torch = pytest.importorskip("torch")
     given = [torch.tensor([3, 4]), torch.tensor([5, 6])]
     for values in (given, given[:1], [x.numpy() for x in given]):
-        assert [x.tolist() for x in host_arrays(values)] == [[3, 4], [5, 6]][: len(values)]
+        assert [x.tolist() for x in later_arrays(values)()] == [[3, 4], [5, 6]][: len(values)]
 
 
 @pytest.mark.parametrize("columns", [37, 256])

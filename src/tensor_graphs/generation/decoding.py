@@ -56,10 +56,10 @@ class Decoding(Protocol):
 class PlainDecoding:
     """Decoding without a draft model: one token per row (sequence of the batch) and step; on a GPU, several steps a
     round. If it `overlaps`, the steps of the next round begin before the tokens of the present one are looked at, so
-    that the device does not wait for the host. A round of one step never does: a host computes it at once, and would
-    give its token a step later, and compute a step in vain where that token ends the text.
+    that the device does not wait for the host. A round of one step (on a CPU) never overlaps: its token is there at
+    once, and beginning the next step before would delay it, and waste a step where the text ends.
 
-    `under_way`: number of steps, and function that waits for their tokens, of rounds that have begun.
+    `under_way`: (number of steps, function that waits for their tokens) of each round that has begun, the oldest first.
     """
 
     model: CachedModel

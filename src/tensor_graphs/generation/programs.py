@@ -37,18 +37,11 @@ def host_array(values: Any) -> np.ndarray[Any, Any]:
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
 
 
-def host_arrays(values: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Outputs of one type as arrays on the host; those of a device in one copy, since it stands still for each."""
-    if len(values) > 1 and hasattr(values[0], "cpu"):
-        return list(host_array(sys.modules["torch"].stack(list(values))))
-    return [host_array(x) for x in values]
-
-
 def later_arrays(values: Sequence[Any]) -> Callable[[], list[np.ndarray[Any, Any]]]:
     """Function that returns outputs of one type as arrays on the host. From a GPU they are copied behind the work that
     it has been given so far, and the function waits for that work only, not for what it is given afterwards."""
     if not getattr(values[0], "is_cuda", False):
-        found = [np.array(x) for x in host_arrays(values)]  # the next call may overwrite outputs
+        found = [np.array(host_array(x)) for x in values]  # the next call may overwrite outputs
         return lambda: found
     torch = sys.modules["torch"]
     with torch.cuda.device(values[0].device):

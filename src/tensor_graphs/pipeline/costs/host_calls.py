@@ -22,7 +22,8 @@ CALL_US: Mapping[str, float] = {"numpy": 0.7, "torch": 2.5}
 """Least µs of a function's call with results in memory that is there already, by backend."""
 
 IN_HELPER = 0.5
-"""Share of that time of a call in a helper function, whose operands the call before has left in the cache."""
+"""A library call inside a helper function is taken to cost this fraction of `CALL_US`, since its operands are still in
+the cache from the call before."""
 
 AGAIN_PER_US = 3.2e4
 """Most flops per µs, on two cores, of operations that a generated kernel in C computes more than once."""

@@ -61,8 +61,9 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 
 
 def backends_in_time(session: Session, backends: Sequence[Backend]) -> Sequence[Backend]:
-    """The backends of a search for which there is time: with a small budget not PyTorch's kernels where backend "auto"
-    took them, C kernels can be compiled, and the caller has not imported PyTorch. The report says so."""
+    """The backends to search with. PyTorch's are left out, and the report says so, if the budget is shorter than
+    importing PyTorch takes, backend "auto" took them, C kernels can be compiled, no user kernel needs PyTorch, and the
+    caller has not imported it."""
     options, names = session.options, {b.name for b in backends}
     if not does_without_torch(options) or not {"torch", "c"} <= names:
         return backends
