@@ -132,9 +132,9 @@ def _part(value: Any, kind: str, part: int) -> Any:
 
 
 def _refuse_complex(name: str, values: Iterable[Any]) -> None:
-    """Raise TraceError if an argument that is no data of a linear function is complex."""
+    """Raise TraceError if one of `values`, the arguments beside the arrays (axes, options), is complex."""
     if any(map(is_complex, values)):
-        raise TraceError(f"np.{name} with complex numbers as that argument cannot be traced", hint=HINT)
+        raise TraceError(f"np.{name} takes complex numbers as its arrays only, not as its other arguments", hint=HINT)
 
 
 def _on_both(name: str, places: Sequence[int] = (0,)) -> Build:

@@ -37,6 +37,16 @@ def as_dtype(value: Any, dtype: Any) -> Any:
     return value.astype(dtype) if is_traced(value) else np.asarray(value, dtype)
 
 
+def in_range(indices: Any, size: Any, mode: str) -> Any:
+    """Indices of an axis of `size` elements after NumPy's `mode`: "clip" and "wrap" move those outside of the axis into
+    it, others leave them as they are. Computed in int64, since `size` may be too large for the indices' own dtype."""
+    if mode not in ("clip", "wrap"):
+        return indices
+    indices = indices if is_traced(indices) else np.asarray(indices)
+    indices = as_dtype(indices, np.int64) if indices.dtype.kind in "iu" else indices
+    return np.clip(indices, 0, size - 1) if mode == "clip" else indices % size
+
+
 def promoted(*values: Any) -> tuple[list[Tensor], str]:
     """(operands as expressions of their common dtype, that dtype)."""
     dtype = common_dtype(*values)

@@ -12,7 +12,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import is_traced, traced
-from .numpy_builders import Build, as_dtype
+from .numpy_builders import Build, as_dtype, in_range
 from .numpy_ufuncs import LONGEST, common_dtype, operand
 
 
@@ -22,7 +22,8 @@ def _like(value: Any) -> Any:
 
 
 def _numbers(count: int) -> Any:
-    """A traced np.arange(count): its element at an index outside of it is an error, as that of an array."""
+    """np.arange(count) as a traced array. Used as a lookup table: a traced index outside of range(count) is an error of
+    the program, as it is in NumPy."""
     return traced(t.iota((count,), 0))
 
 
@@ -183,7 +184,7 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
     a = as_dtype(a, np.int64)
     shape = np.broadcast_shapes(np.shape(a), *(np.shape(p) for p in parts))
     table = np.stack([np.broadcast_to(as_dtype(p, dtype), shape) for p in parts])
-    a = np.clip(a, 0, len(parts) - 1) if mode == "clip" else a % len(parts) if mode == "wrap" else _from_zero(a)
+    a = _from_zero(a) if mode == "raise" else in_range(a, len(parts), mode)
     return np.take_along_axis(_like(table), np.broadcast_to(a, shape)[None], 0)[0]
 
 
@@ -191,13 +192,11 @@ def _ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: 
     sizes = [int(d) for d in np.atleast_1d(dims)]
     if order not in ("C", "F"):
         raise TraceError(f"np.ravel_multi_index with order={order!r}")
-    table = (
-        np.reshape(_numbers(prod(sizes)), sizes) if order == "C" else np.reshape(_numbers(prod(sizes)), sizes[::-1]).T
-    )
+    table = np.reshape(_numbers(prod(sizes)), sizes if order == "C" else sizes[::-1])
+    table = table if order == "C" else table.T
     modes = [mode] * len(sizes) if isinstance(mode, str) else list(mode)
     parts = [
-        np.clip(i, 0, d - 1) if m == "clip" else as_dtype(i, np.int64) % d if m == "wrap" else _from_zero(i)
-        for i, d, m in zip(multi_index, sizes, modes, strict=True)
+        _from_zero(i) if m == "raise" else in_range(i, d, m) for i, d, m in zip(multi_index, sizes, modes, strict=True)
     ]
     return table[tuple(parts)]
 
@@ -215,7 +214,7 @@ def _unravel_index(indices: Any, shape: Any) -> Any:
 def _unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big") -> Any:
     a, axis = (np.ravel(a), 0) if axis is None else (a, axis_of(axis, a.ndim))
     shifts = np.arange(8, dtype=np.uint8)[:: -1 if bitorder == "big" else 1]
-    bits = np.moveaxis((np.moveaxis(a, axis, -1)[..., None] >> shifts) & np.uint8(1), -1, -1)
+    bits = (np.moveaxis(a, axis, -1)[..., None] >> shifts) & np.uint8(1)
     bits = np.reshape(bits, (*bits.shape[:-2], bits.shape[-2] * 8))
     if count is not None:
         size = bits.shape[-1]

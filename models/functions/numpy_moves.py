@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from ...egraph.builders import builders as t
+from ...egraph.types.axes import axis_of
 from ...egraph.types.dims import volume
 from ...errors import TraceError
 from .numpy_array import TracedArray, expression, is_traced, traced
-from .numpy_builders import Build, ints
+from .numpy_builders import Build, in_range, ints
 from .numpy_indices import static
 from .numpy_ufuncs import common_dtype, operand, written
 
 
 def _labelled(arrays: Sequence[Any], dtype: str, call: Callable[..., Any]) -> TracedArray:
-    """Result of `call`, which moves elements of arrays, on the given arrays in a dtype: NumPy moves their positions.
+    """Result, in a dtype, of a function of NumPy that only moves elements of arrays.
 
-    A position of 0 is a zero that the call fills in.
+    `call` runs on arrays of element numbers instead, and its result says which element goes where; number 0 is a zero
+    that the function adds.
     """
     nodes = [operand(a, dtype) for a in arrays]
     flat, labels, first = [t.zeros((1,), dtype)], [], 1
@@ -128,8 +130,7 @@ def _put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     size: Any = volume(_into(a, "put")._node.shape)
     if not np.size(v):
         return
-    if mode != "raise":
-        ind = np.clip(ind, 0, size - 1) if mode == "clip" else np.remainder(ind, size)
+    ind = in_range(ind, size, mode)
     flat: Any = np.ravel(a).copy()
     flat[np.ravel(ind)] = np.resize(v, (np.size(ind),)).astype(a.dtype)
     written(expression(np.reshape(flat, a.shape)), a)
@@ -140,7 +141,7 @@ def _put_along_axis(arr: Any, indices: Any, values: Any, axis: int | None) -> No
     if axis is None:
         _put(arr, indices, np.broadcast_to(values, np.shape(indices)))
         return
-    axis = axis % arr.ndim
+    axis = axis_of(axis, arr.ndim)
     shape = tuple(s if i == axis else d for i, (d, s) in enumerate(zip(arr.shape, np.shape(indices), strict=True)))
     spots = [np.arange(d).reshape([-1 if i == a else 1 for i in range(arr.ndim)]) for a, d in enumerate(shape)]
     spots[axis] = np.broadcast_to(indices, shape)

@@ -67,7 +67,8 @@ def _own(name: str) -> Build:
     return lambda *args, **named: _traceable(name)(*args, **named)
 
 
-#: Functions that are traced by NumPy's own code: these decide nothing by values, and write into arrays of their own.
+#: Functions that are traced by running NumPy's own Python code. That works for code whose branches depend on shapes and
+#: dtypes, never on values of elements, and which assigns only to arrays that it has made.
 OWN_CODE: dict[str, Build] = {
     name: _own(name)
     for name in (

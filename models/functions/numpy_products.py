@@ -194,7 +194,7 @@ def _variables(m: Any, rowvar: bool) -> Any:
 
 def _cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None) -> Any:
     if any(np.ndim(v) > 2 for v in (m, y) if v is not None):
-        raise TraceError("np.cov of an array of three axes")
+        raise TraceError("np.cov of an array with more than two axes")
     rows = [_variables(v, rowvar) for v in (m, y) if v is not None]
     x = np.concatenate(rows) if len(rows) > 1 else rows[0]
     count = x.shape[1] - ((0 if bias else 1) if ddof is None else ddof)

@@ -209,7 +209,7 @@ def _on_one_axis(a: Any, axis: Axes) -> Any:
     """The array with the given axes (None: all) joined as its last one."""
     if axis is None:
         return np.ravel(a)
-    axes = [v % a.ndim for v in ints(axis)]
+    axes = [axis_of(v, a.ndim) for v in ints(axis)]
     rest = [i for i in range(a.ndim) if i not in axes]
     a = np.transpose(a, [*rest, *axes])
     return np.reshape(a, (*a.shape[: len(rest)], -1))

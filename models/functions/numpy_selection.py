@@ -17,7 +17,7 @@ from ...errors import TraceError
 from ..torch_export import aten_pointwise as pointwise
 from ..torch_export.aten_search import bucketize, is_member
 from .numpy_array import arrays_in, is_traced, traced
-from .numpy_builders import Build, as_dtype, ints, promoted, refuse_many_pairs
+from .numpy_builders import Build, as_dtype, in_range, ints, promoted, refuse_many_pairs
 from .numpy_ufuncs import common_dtype, operand, written
 
 
@@ -116,10 +116,7 @@ def _take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") ->
         a = traced(t.as_tensor(np.asarray(a)))
     a, axis = (np.ravel(a), 0) if axis is None else (a, axis_of(axis, a.ndim))
     known = indices if is_traced(indices) else np.asarray(indices)
-    if mode == "clip":
-        known = np.clip(known, 0, a.shape[axis] - 1)
-    if mode == "wrap":
-        known = known % a.shape[axis]
+    known = in_range(known, a.shape[axis], mode)
     if known.ndim == 0 and not is_traced(known):
         known = int(known)
     return a[(*[slice(None)] * axis, known)]
@@ -204,7 +201,7 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
     if np.ndim(a) != 1 or is_traced(a) or not _is_sorted(np.asarray(a)):
         raise TraceError(
             "np.searchsorted in an array that is not known to be sorted",
-            hint="np.sort(a), which an argument needs, too",
+            hint="np.sort(a); arguments have to be sorted inside of the function, since their values are not known yet",
         )
     if side == "left":  # NaN borders are the last ones, and below nothing
         a = np.asarray(a)[np.equal(a, a)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate
-from tensor_graphs.errors import TraceError
+from tensor_graphs.errors import ShapeError, TraceError
 from tensor_graphs.models.functions.trace import trace
 
 N = np.nan
@@ -122,6 +122,18 @@ def agrees(function: Callable[..., Any], *arrays: Any) -> None:
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         near = 2e-6 if b.dtype == np.float32 else 1e-12
         np.testing.assert_allclose(a, b, rtol=near, atol=near * 1e-3)
+
+
+def test_indices_may_be_too_narrow_for_the_size_of_the_axis() -> None:
+    x, i = np.arange(300.0), np.array([3, 200, 255], np.uint8)
+    for mode in ("wrap", "clip"):
+        agrees(lambda x, i, mode=mode: np.take(x, i, mode=mode), x, i)
+        agrees(lambda i, mode=mode: np.ravel_multi_index((i, i), (300, 300), mode=mode), i)
+
+
+def test_an_axis_that_a_large_array_lacks_is_an_error() -> None:
+    with pytest.raises(ShapeError, match="axis 5"):
+        trace(lambda x: np.median(x, axis=5), (np.zeros((300, 200)),))
 
 
 @pytest.mark.parametrize("name", OF_FLOATS)
