@@ -12,7 +12,6 @@ from .tiled_products import FEW_CHANNELS, MAX_TAPS, PANEL
 LEAST_IN_GROUP = 4  # output channels of a group from which a vector of 16 is worth computing
 
 
-# ---------------------------------------------------------------- conditions
 def has_one_or_two_axes(call: Call) -> bool:
     """Condition on calls: images have one or two spatial axes."""
     return call.operands["x"].type.rank in (3, 4)

@@ -138,8 +138,7 @@ class Program(BoundProgram):
         """Write this plan's files into an empty folder."""
         self._collect()
         self._compile_for_saving()
-        mode, calls = getattr(self._run, "launch_mode", ""), getattr(self._run, "break_even", 0)
-        manifest = replace(self.manifest, launch_mode=mode, break_even=calls) if mode else self.manifest
+        manifest = replace(self.manifest, launch_mode=self.launch_mode, break_even=self.break_even)
         write_program(part, manifest, self.source, self._weights, self._binaries)
         if self.report is not None:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")

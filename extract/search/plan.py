@@ -125,7 +125,7 @@ class WeightTerms:
         while stack:
             c = stack[-1]
             node = self._best[c][1]
-            children = self.view.child[self.view.off[node] : self.view.off[node + 1]].tolist()
+            children = self.view.children(node).tolist()
             missing = [k for k in children if k not in self._made]
             if c in self._made:
                 stack.pop()

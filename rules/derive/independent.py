@@ -33,7 +33,7 @@ def holds(view: EGraphView, term: Tensor) -> int | None:
     nodes = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
-        children = tuple(view.child[view.off[i] : view.off[i + 1]].tolist())
+        children = tuple(view.children(i).tolist())
         nodes[("leaf", id(leaf)) if leaf is not None else (view.op[i], children, attrs_key(view.attrs[i]))] = int(
             view.cls[i]
         )

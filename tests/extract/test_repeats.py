@@ -73,9 +73,9 @@ def test_an_image_follows_e_nodes_and_is_none_where_they_differ() -> None:
     tops = [
         n
         for n, op in enumerate(view.op)
-        if op == "mul" and any(view.op[m] == "matmul" for k in children(view, n) for m in view.nodes_of(k))
+        if op == "mul" and any(view.op[m] == "matmul" for k in view.children(n) for m in view.nodes_of(k))
     ]
-    below = lambda n: [n, *(int(m) for k in children(view, n) for m in view.nodes_of(k))]
+    below = lambda n: [n, *(int(m) for k in view.children(n) for m in view.nodes_of(k))]
     cls = lambda n: int(view.cls[n])
     first, other, odd = tops[6], tops[7], tops[4]
     image = repeats.image(repeats.outline(below(first)), cls(first), cls(other))
@@ -84,10 +84,6 @@ def test_an_image_follows_e_nodes_and_is_none_where_they_differ() -> None:
         assert view.types[a] == view.types[b]
         assert [view.op[n] for n in view.nodes_of(a)] == [view.op[n] for n in view.nodes_of(b)]
     assert repeats.image(repeats.outline(below(first)), cls(first), cls(odd)) is None
-
-
-def children(view: EGraphView, node: int) -> list[int]:
-    return [int(k) for k in view.child[view.off[node] : view.off[node + 1]]]
 
 
 def unrolled(steps: int) -> EGraphView:

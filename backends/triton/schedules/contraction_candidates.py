@@ -23,23 +23,11 @@ def contraction_candidates(facts: KernelFacts) -> Ranked:
 
 
 NEAR = 1.2e5  # maximum L2 read bandwidth of an SM in bytes/µs, for ranking only
-
-
 ROUND = 1.4  # µs per exposed load latency
-
-
 LOW = 1.3  # slowdown of tiles with fewer than 64 rows, which cannot use wgmma
-
-
 CROWD = 0.6  # µs penalty for eight warps on a small tile
-
-
 OWN = 54  # registers of a thread besides those of tiles
-
-
 JOIN = 0.7  # µs for the last program to combine split-K, without the cost per part
-
-
 HELD_ACCUMULATORS = 8, 160  # accumulators per thread: fewer starve the tensor cores, more spill
 
 
