@@ -39,6 +39,7 @@ from tensor_graphs.pipeline.context import reserves
 from tensor_graphs.pipeline.context.expected import ExpectedTimes
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.costs import measuring
+from tensor_graphs.pipeline.execution import timing
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
@@ -52,6 +53,7 @@ from tensor_graphs.pipeline.stages.match import generation_limit, match_all
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.progress import Progress
 from tensor_graphs.report.omissions import UNREWRITTEN, Omission, OmittedWork
+from tensor_graphs.report.report import AS_WRITTEN
 from tensor_graphs.verification import reference
 
 from ..only_in import only_in
@@ -74,9 +76,10 @@ def graph() -> Graph:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A store of its own, and kernels that take no time to measure."""
+    """A store of its own, kernels that take no time to measure, and programs that are as fast as their baselines."""
     took = lambda self, template, call: Measured((float(len(template.name)),) * 5, {"rel_fro": 0.0})
     monkeypatch.setattr(CpuMeasurer, "time", took)
+    monkeypatch.setattr(timing, "is_surely_faster", lambda *samples: False)
     with settings.override(home=str(tmp_path)):
         yield tmp_path
 
@@ -124,6 +127,14 @@ def test_a_budget_that_ends_in_a_stage_cuts_what_comes_after_it(stage: str) -> N
     assert made.report.verification["seeds"] == (1 if STAGES[stage] < 4 else 3)
     assert made.report.measured_now == 0 or STAGES[stage] > 2
     assert ("out of time" in str(made.report)) == bool(made.report.omitted)
+
+
+def test_a_faster_baseline_that_is_verified_late_names_the_inputs_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "is_surely_faster", lambda *samples: True)
+    clock = Clock("time", 1000.0)
+    made = run(Progress(clock.say), clock)
+    assert right(made) and made.report.runs == AS_WRITTEN and made.report.verification["seeds"] == 1
+    assert cut(made.report) == ["verification on 2 of 3 inputs"] and "out of time" in str(made.report)
 
 
 def test_time_that_suffices_cuts_nothing() -> None:
