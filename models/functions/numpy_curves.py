@@ -12,7 +12,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import is_traced, traced
-from .numpy_builders import Build, as_dtype, in_range
+from .numpy_builders import Build, as_dtype, axes_joined, axes_kept, in_range, named_axes
 from .numpy_ufuncs import LONGEST, common_dtype, operand
 
 
@@ -145,9 +145,8 @@ def _corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
 def _nanmedian(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     if a.dtype.kind in "iub":
         return np.median(a, axis, keepdims=keepdims)
-    axes = range_of(axis, a.ndim)
-    rest = [i for i in range(a.ndim) if i not in axes]
-    flat = np.reshape(np.transpose(a, [*rest, *axes]), (*[a.shape[i] for i in rest], -1))
+    axes = named_axes(axis, a.ndim)
+    flat = axes_joined(a, axes)
     if not flat.shape[-1]:
         raise TraceError("np.nanmedian of no elements cannot be traced")
     ordered, count = np.sort(flat, -1), np.sum(~np.isnan(flat), -1, keepdims=True)
@@ -155,13 +154,7 @@ def _nanmedian(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     wide = np.float32 if a.dtype == np.float16 else a.dtype
     both = np.where(count % 2 == 1, low, ((low.astype(wide) + high.astype(wide)) / 2).astype(a.dtype))
     found = np.where(count == 0, a.dtype.type(np.nan), both)[..., 0]
-    return np.reshape(found, [1 if i in axes else d for i, d in enumerate(a.shape)]) if keepdims else found
-
-
-def range_of(axis: Any, rank: int) -> list[int]:
-    """The axes that NumPy's argument `axis` names: all for None."""
-    given = range(rank) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-    return [axis_of(v, rank) for v in given]
+    return axes_kept(found, a.shape, axes) if keepdims else found
 
 
 def _lexsort(keys: Any, axis: int = -1) -> Any:

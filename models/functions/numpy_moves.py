@@ -89,7 +89,7 @@ def _leaves(part: Any) -> list[Any]:
 
 # ---------------------------------------------------------------- written in place
 def _into(array: Any, name: str) -> TracedArray:
-    """The array that a function writes into. Raises TraceError if it is not a traced one."""
+    """The array that the function np.`name` writes into. Raises TraceError if it is not a traced one."""
     if not is_traced(array):
         raise TraceError(
             f"np.{name} into an array that is not traced, which a program cannot do",
