@@ -17,7 +17,8 @@ from ..egraph.ir.tensor import Tensor
 from ..egraph.ops.ops import Type
 from ..egraph.view.view import EGraphView
 from ..errors import UsageError
-from ..extract.model.kernel import Backend, Call, Generation, Template
+from ..extract.model.backend import Backend, Generation
+from ..extract.model.kernel import Call, Template
 from .device import HOST, TargetDevice
 
 if TYPE_CHECKING:

@@ -20,17 +20,10 @@ from ...egraph.view.view import EGraphView
 from ...errors import RuleError
 from ..fusion.groups import GROUPS_CACHE_ATTRIBUTE
 from ..fusion.maximal import without_rewrites_in_large_parts
+from ..model.backend import Backend
 from ..model.clock import Halted
 from ..model.gc_pause import gc_paused
-from ..model.kernel import (
-    Backend,
-    Call,
-    Candidate,
-    Strides,
-    Template,
-    Vertex,
-    contiguous,
-)
+from ..model.kernel import Call, Candidate, Strides, Template, Vertex, contiguous
 from .bindings import KernelMatch, MatchBinder
 from .carried import CarriedKernels
 from .hypergraph import Hypergraph, ViewStrides, in_value_order, reachable

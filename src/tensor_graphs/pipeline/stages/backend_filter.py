@@ -12,7 +12,8 @@ from ...egraph.ops.ops import OPS, Type
 from ...egraph.patterns.pattern import PatternCall
 from ...egraph.view.view import EGraphView
 from ...extract.model import kernel
-from ...extract.model.kernel import Backend, Generation, Template
+from ...extract.model.backend import Backend, Generation
+from ...extract.model.kernel import Template
 
 
 class FilteredBackend:

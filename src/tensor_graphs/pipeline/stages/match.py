@@ -19,8 +19,8 @@ from ...egraph.view.view import EGraphView, view_of
 from ...extract.candidates.candidates import candidate_hypergraph
 from ...extract.candidates.carried import CarriedKernels
 from ...extract.candidates.hypergraph import Hypergraph
+from ...extract.model.backend import Backend
 from ...extract.model.clock import Halted
-from ...extract.model.kernel import Backend
 from ...extract.model.storage_dtypes import narrow_types
 from ...report.omissions import UNREWRITTEN, Omission, OmittedWork
 from ...verification.comparison import rounding_allowance
