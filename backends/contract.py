@@ -128,7 +128,7 @@ class BackendBase:
     several: bool = False
 
     def reads_whole(self, template: Template, call: Call) -> bool:
-        """True: nothing is known of loops (`Target.reads_whole`)."""
+        """Always True, the default for backends that do not know their kernels' loops (`Target.reads_whole`)."""
         return True
 
     @cached_property

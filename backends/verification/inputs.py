@@ -5,11 +5,11 @@ that the graph compares with a constant or with positions are near that constant
 zero. Integers used only in integer arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with
 the mean and deviation of the graph's typical values where these are known, positive if a logarithm or root is taken of
 them. In the second input a share of the floats is zero, has few bits (causing ties, also behind factors: ties.py), is a
-thousand times as large, or ties with an element of another input that it is compared with; in
-the third, some operands of logarithms and roots are not positive, and some rows, columns and blocks are zero, small
-or of one sign (uniform_lines.py); where a graph decides by whole tensors, further inputs are so as a whole. Inputs that
-are weights of a deep graph (such as a training step's) are scaled as weights are initialized, so that values neither
-grow nor vanish from layer to layer.
+thousand times as large, or ties with an element of another input that it is compared with; in the third, some operands
+of logarithms and roots are not positive, and some rows, columns and blocks are zero, small or of one sign
+(uniform_lines.py); for a graph whose results depend on a property of a whole tensor (such as its maximum), further
+inputs have one such property in all elements. Inputs that are weights of a deep graph (such as a training step's) are
+scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
 from __future__ import annotations

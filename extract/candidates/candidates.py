@@ -223,7 +223,10 @@ class _HypergraphBuilder:
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:
             if unbound := {*names} - {*self._bound_names(template.term)}:
-                raise RuleError(f"a further output reads {min(unbound)}, the first does not", where=template.name)
+                raise RuleError(
+                    f"an output after the first reads {min(unbound)}, which the first does not read",
+                    where=template.name,
+                )
         for cls, binding in self.matcher.find(template.term, template.guards):
             more = [known.get(tuple([binding.get(n) for n in names])) for names, known in beside]
             if not any(c is None or c in self.layouts.given for c in (cls, *more)):

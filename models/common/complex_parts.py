@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+#: Longest axis of a transform that is one product with a constant matrix.
+LONGEST_DFT = 2048
 Parts = tuple[Any, Any]  # (real part, imaginary part); an imaginary part of None is zero
 
 
@@ -37,4 +39,14 @@ def unit_roots(rows: int, columns: int, size: int, sign: int) -> tuple[Array, Ar
     return np.cos(angles), sign * np.sin(angles)
 
 
-__all__ = ["Parts", "bilinear", "unit_roots"]
+def real_inverse_roots(rows: int, size: int) -> tuple[Array, Array]:
+    """Return float64 matrices (C, S), [rows, size] each, of the inverse transform of a real signal of `size` elements
+    whose first `rows` (at most size // 2 + 1) elements are given as (re, im): re @ C - im @ S, without the factor 1 /
+    size. The other elements are the complex conjugates of these, so most of these count twice."""
+    cosines, sines = unit_roots(rows, size, size, 1)
+    places = np.arange(rows)[:, None]
+    twice = np.where((places == 0) | (2 * places == size), 1.0, 2.0)
+    return cosines * twice, sines * twice
+
+
+__all__ = ["LONGEST_DFT", "Array", "Parts", "bilinear", "real_inverse_roots", "unit_roots"]

@@ -169,7 +169,9 @@ def _product(function: Callable[..., Any], conjugated: bool = False) -> Build:
 
 def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
     if not isinstance(equation, str) or len(operands) > 2:
-        raise TraceError("np.einsum of more than two arrays of complex numbers", hint="one product after the other")
+        raise TraceError(
+            "np.einsum of more than two arrays of complex numbers cannot be traced", hint="one product after the other"
+        )
     if len(operands) == 1:
         return _on_both("einsum", (1,))(equation, *operands)
     return _product(lambda x, y: np.einsum(equation, x, y))(*operands)
@@ -220,7 +222,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         args, named = numpy_functions.in_places(function, args, named)
         found = build(*args, **named)
     except (TypeError, ValueError, LookupError) as error:
-        raise TraceError(f"np.{name} of complex numbers: {error}", hint="leave that argument away") from error
+        raise TraceError(f"np.{name} of complex numbers: {error}", hint="leave that argument out") from error
     if type(found) is not ComplexArray or not isinstance(wanted, np.ndarray | np.generic):
         return numpy_functions.agreeing(name, found, wanted)
     if found.shape != wanted.shape or wanted.dtype not in PARTS:

@@ -14,12 +14,12 @@ import numpy as np
 
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
-from ..common.complex_parts import Parts, bilinear, unit_roots
+from ..common.complex_parts import LONGEST_DFT, Parts, bilinear, unit_roots
 from .complex_array import ComplexArray, is_complex, kind_of_parts, parts_of
 from .numpy_builders import Build, ints
 
 #: Most elements of one step of a transform, and of a transform that is done in one step if it can be in two.
-LONGEST, DIRECT = 2048, 128
+LONGEST, DIRECT = LONGEST_DFT, 128
 
 
 def _each(x: Parts, move: Callable[[Any], Any]) -> Parts:
@@ -63,7 +63,7 @@ def _sized(x: Any, size: int, axis: int) -> Any:
 
 def _factor(norm: Any, size: int, forward: bool) -> float:
     if norm not in (None, "backward", "ortho", "forward"):
-        raise TraceError(f"a Fourier transform with norm={norm!r}")
+        raise TraceError(f"a Fourier transform with norm={norm!r} cannot be traced", hint="backward, ortho or forward")
     if norm == "ortho":
         return 1 / sqrt(size)
     return 1 / size if (norm == "forward") == forward else 1.0
@@ -72,7 +72,7 @@ def _factor(norm: Any, size: int, forward: bool) -> float:
 def _size(n: Any, default: int) -> int:
     size = default if n is None else int(n)
     if size < 1:
-        raise TraceError(f"a Fourier transform over {size} elements")
+        raise TraceError(f"a Fourier transform over {size} elements cannot be traced", hint="at least one element")
     return size
 
 
@@ -107,7 +107,7 @@ def _ifft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
 
 def _rfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
     if is_complex(a):
-        raise TraceError("a Fourier transform of real numbers is taken of complex ones", hint="x.real")
+        raise TraceError("a Fourier transform of real numbers cannot be taken of complex ones", hint="x.real")
     found, axis = _along(a, n, axis, norm, True), _axis(a, axis)
     return found[(*[slice(None)] * axis, slice(0, found.shape[axis] // 2 + 1))]
 

@@ -32,7 +32,9 @@ def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, perio
         raise TraceError("np.interp of complex numbers cannot be traced", hint="one call for each part")
     x, xp, fp = (as_dtype(v, np.float64) for v in (x, xp, fp))
     if np.ndim(xp) != 1 or np.shape(xp) != np.shape(fp):
-        raise TraceError(f"np.interp between points of the shapes {np.shape(xp)} and {np.shape(fp)}")
+        raise TraceError(
+            f"np.interp takes xp and fp of one axis and equal length, not of the shapes {np.shape(xp)} and {np.shape(fp)}"
+        )
     if period is not None:
         period, left, right = abs(period), None, None
         x, xp = x % period, xp % period
@@ -91,10 +93,10 @@ def _logspace(
 def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Any:
     size = 0 if minlength is None or is_traced(minlength) else int(minlength)
     if size < 1:
-        raise TraceError("np.bincount without minlength: its size depends on values",
+        raise TraceError("np.bincount without minlength cannot be traced: the result's size depends on values",
                          hint="minlength=n, with n above all values: np.bincount(x, minlength=n)")  # fmt: skip
     if np.ndim(x) != 1 or not np.can_cast(_like(x).dtype, np.int64, "safe"):
-        raise TraceError(f"np.bincount of {_like(x)._node.type}", hint="np.ravel(x), of integers")
+        raise TraceError(f"np.bincount takes integers of one axis, not {_like(x)._node.type}", hint="np.ravel(x)")
     places = _numbers(size)[_from_zero(x)]  # numbers from `size` on are indices outside of the axis
     if weights is None or 0 in np.shape(x):
         add, total = t.ones(places._node.shape, "int64"), t.zeros((size,), "int64")
@@ -115,7 +117,8 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, w
     a = np.ravel(a)
     if isinstance(bins, str) or is_traced(bins) or (np.ndim(bins) == 0 and range is None):
         raise TraceError(
-            "np.histogram between borders that depend on values", hint="range=(low, high), or known borders"
+            "np.histogram cannot be traced with borders that depend on values",
+            hint="range=(low, high), or known borders",
         )
     edges = np.histogram_bin_edges(np.zeros(0, a.dtype if is_traced(a) else np.asarray(a).dtype), bins, range)
     count = len(edges) - 1
@@ -173,7 +176,7 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
         common_dtype(*(p if is_traced(p) or type(p) in (bool, int, float) else np.asarray(p) for p in parts))
     )
     if not np.can_cast(_like(a).dtype, np.int64, "safe"):
-        raise TraceError(f"np.choose by {_like(a)._node.type}")
+        raise TraceError(f"np.choose takes integer indices, not {_like(a)._node.type}")
     a = as_dtype(a, np.int64)
     shape = np.broadcast_shapes(np.shape(a), *(np.shape(p) for p in parts))
     table = np.stack([np.broadcast_to(as_dtype(p, dtype), shape) for p in parts])
@@ -184,7 +187,7 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
 def _ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: str = "C") -> Any:
     sizes = [int(d) for d in np.atleast_1d(dims)]
     if order not in ("C", "F"):
-        raise TraceError(f"np.ravel_multi_index with order={order!r}")
+        raise TraceError(f"np.ravel_multi_index with order={order!r} cannot be traced")
     table = np.reshape(_numbers(prod(sizes)), sizes if order == "C" else sizes[::-1])
     table = table if order == "C" else table.T
     modes = [mode] * len(sizes) if isinstance(mode, str) else list(mode)

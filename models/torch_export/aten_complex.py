@@ -17,17 +17,14 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...errors import UnsupportedError
-from ..common.complex_parts import Parts, bilinear, unit_roots
+from ..common.complex_parts import LONGEST_DFT, Array, Parts, bilinear, real_inverse_roots, unit_roots
 from ..common.sampling import whole_sizes
 from . import aten_create, aten_views
 from . import aten_pointwise as p
 from . import aten_reduce as r
 
-Array = np.ndarray[Any, Any]
 #: Complex dtype -> dtype of its parts.
 PARTS = {"complex64": "float32", "complex128": "float64"}
-#: Longest axis of a Fourier transform, which is lowered to a product with a constant DFT matrix.
-LONGEST = 2048
 
 
 @dataclass(frozen=True)
@@ -187,10 +184,14 @@ def _equal(x: Any, y: Any) -> Tensor:
 
 
 # ---------------------------------------------------------------- Fourier transforms
+def _refuse_long(size: int) -> None:
+    if size > LONGEST_DFT:
+        raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST_DFT})")
+
+
 def _matrix(size: int, count: int, forward: bool) -> tuple[Array, Array]:
     """Return (cosines, sines) of the DFT matrix's first `count` columns, [size, count] each."""
-    if size > LONGEST:
-        raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST})")
+    _refuse_long(size)
     return unit_roots(size, count, size, -1 if forward else 1)
 
 
@@ -249,10 +250,12 @@ def fft_to_real(x: Complex, dims: Sequence[int], mode: int, last_size: int) -> T
         x = _transform(x, dim, size, False)
     last, (have,) = dims[-1], whole_sizes((x.re.shape[dims[-1]],), "a Fourier transform")
     used = min(have, last_size // 2 + 1)
-    cos, sin = _matrix(last_size, used, False)
-    twice = np.where((np.arange(used) == 0) | (2 * np.arange(used) == last_size), 1.0, 2.0)
-    re, im = (t.slice_axis(v, last, 0, used) for v in (x.re, x.im))
-    out = _along(re, (cos * twice).T, last) - _along(im, (sin * twice).T, last)
+    _refuse_long(last_size)
+    re, im = (
+        _along(t.slice_axis(v, last, 0, used), matrix, last)
+        for v, matrix in zip((x.re, x.im), real_inverse_roots(used, last_size))
+    )
+    out = re - im
     return out * _norm((*sizes, last_size), mode)
 
 

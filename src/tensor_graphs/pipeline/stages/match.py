@@ -142,13 +142,13 @@ def matched_view(session: Session, task: Task, view: EGraphView) -> EGraphView:
     options, own = session.options, any(t.name.startswith(USER_PREFIX) for b in task.backends for t in b.templates)
     if task.symbolic is not None or options.deterministic or options.exact or options.rules or own:
         return view
-    if only_generated(task.backends):  # which may need a dear term
+    if only_generated(task.backends):  # which may need an expensive term
         return view
     if options.budget > SMALL_S or len(view) < LARGE_VIEW:
         return view
     cheap = cheap_terms(view, Roofline())
     if len(cheap) < len(view):
-        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+        session.omitted.append(Omission(OmittedWork.MATCHING, "expensive terms"))
     return cheap
 
 
