@@ -4,5 +4,5 @@ tuning.
 In: a plan.
 Out: a program.
 Imports: cache_folder, costdb.keys, egraph.ir, egraph.ops, egraph.types, egraph.view, errors, extract.model, private,
-    settings.
+    settings, wording.
 """

@@ -17,7 +17,8 @@ from ..egraph.ir.tensor import Tensor
 from ..egraph.ops.ops import Type
 from ..egraph.view.view import EGraphView
 from ..errors import UsageError
-from ..extract.model.kernel import Backend, Call, Generation, Template
+from ..extract.model.backend import Backend, Generation
+from ..extract.model.kernel import Call, Template
 from .device import HOST, TargetDevice
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class BackendBase:
     several: bool = False
 
     def reads_whole(self, template: Template, call: Call) -> bool:
-        """True: nothing is known of loops (`Target.reads_whole`)."""
+        """Always True, the default for backends that do not know their kernels' loops (`Target.reads_whole`)."""
         return True
 
     @cached_property

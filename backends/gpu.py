@@ -1,4 +1,5 @@
-"""Queries the local GPU: its name, whether it is usable, free memory, and errors."""
+"""Queries the local GPU (name, whether it is usable, free memory), and translates Torch's errors of a failed GPU into
+this package's."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from .. import cache_folder, settings
 from ..costdb.keys.device import GPU_KIND, gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
 from ..private import private_folder
+from ..wording import spelled_bytes
 
 
 @cache
@@ -68,7 +70,7 @@ def check_free_memory(device: str, wanted: int) -> None:
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if wanted > free + idle:
         raise DeviceMemoryError(
-            f"the program takes {wanted} bytes on {device}, {free + idle} of {total} are free",
+            f"the program takes {spelled_bytes(wanted)} on {device}, {spelled_bytes(free + idle)} of {spelled_bytes(total)} are free",
             hint="free memory, use smaller dims, or optimize for the CPU",
         )
 

@@ -13,7 +13,8 @@ from typing import cast
 from .. import settings
 from ..egraph.types import dtypes
 from ..errors import DeviceUnavailableError, UsageError
-from ..extract.model.kernel import Backend, Call, Template
+from ..extract.model.backend import Backend
+from ..extract.model.kernel import Call, Template
 from ..extract.model.library_kernel import LibraryKernel
 from .contract import Target
 from .device import GPU, HOST, TargetDevice

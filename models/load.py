@@ -77,7 +77,7 @@ def load(path: Path | str, *, dims: Dims = None, trust: bool = False) -> Graph:
     """
     path = named_path(path)
     if not isinstance(dims, Mapping | None):
-        raise UsageError(f"dims={dims!r}", hint="give a dict of sizes by name")
+        raise UsageError(f"invalid argument dims={dims!r}", hint="give a dict of sizes by name")
     try:
         there = path.exists()
     except OSError as problem:  # name too long, or no permission to enter a folder

@@ -18,6 +18,7 @@ from ...egraph.types.dims import concrete
 from ...errors import KernelError, ShapeError
 from ...extract.model.kernel import Call, Operand, contiguous
 from ...extract.model.meaning import output_terms
+from ...wording import spelled_values
 from ..user.templates import UserKernel
 from ..verification.inputs import inputs
 
@@ -42,8 +43,7 @@ class Case:
     known: Mapping[str, Any]
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{n}={v}" for n, v in self.known.items())
-        return f"{sizes} ({', '.join(f'{n}: {o.type}' for n, o in self.call.buffers.items())})"
+        return f"{spelled_values(self.known)} ({', '.join(f'{n}: {o.type}' for n, o in self.call.buffers.items())})"
 
 
 def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:

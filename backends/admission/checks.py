@@ -355,7 +355,10 @@ def _tuples(data: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def _no_body() -> str:
-    raise KernelError("this kernel was described by another process; it cannot be run here")
+    raise KernelError(
+        "this kernel was described by another process and cannot run here",
+        hint="run `tensor-graphs kernels check FILE`, or use the file of kernels",
+    )
 
 
 __all__ = ["AdmissionVerdict", "Checker", "Refused"]

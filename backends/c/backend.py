@@ -22,7 +22,8 @@ from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import is_float
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
-from ...extract.model.kernel import Backend, Call, Template
+from ...extract.model.backend import Backend
+from ...extract.model.kernel import Call, Template
 from ...imported import installed
 from ..generate.backend_lowering import Lowering
 from ..generate.emitter import Lowered

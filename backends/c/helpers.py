@@ -57,7 +57,9 @@ def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") ->
         return command_output(command, seconds, {**os.environ, "TMPDIR": temporary} if temporary else None)
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"the C compiler failed: {error.stderr[:2000]}") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the C compiler {command[0]} timed out after {seconds:.3g} s") from None
+    except OSError as error:
         raise RuntimeError(f"the C compiler cannot be used (set CC to another one): {error}") from None
 
 

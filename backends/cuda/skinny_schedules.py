@@ -116,9 +116,11 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
     `splits`: whether the reduction may be split (split-K).
     """
     few = _few(kernel, shape, splits and is_splittable(kernel, shape))
-    packed = packed_ranking(kernel, shape, splits)
+    if few is None:
+        return []
+    packed = _packed(few, kernel, shape)
     first = _parsed(packed, count - count // 4) if packed is not None else []
-    return [*(s.but(packed=True) for s in first), *(_parsed(few, count - len(first)) if few is not None else [])]
+    return [*(s.but(packed=True) for s in first), *_parsed(few, count - len(first))]
 
 
 def _parsed(seen: SkinnyGemmRanking | PackedGemmRanking, count: int) -> list[SkinnyGemmSchedule]:
@@ -144,8 +146,11 @@ def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRank
     `splits`: whether the reduction may be split (split-K).
     """
     few = _few(kernel, shape, splits and is_splittable(kernel, shape))
-    if few is None:
-        return None
+    return None if few is None else _packed(few, kernel, shape)
+
+
+def _packed(few: SkinnyGemmRanking, kernel: Kernel, shape: Shape) -> PackedGemmRanking | None:
+    """`packed_ranking` of a kernel with the description `few` as a skinny GEMM for tensor cores."""
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
     span = span_of(kernel, shape, main)
     own = {*shape.batch, *shape.rows}  # axes of a sum along K that does not depend on columns

@@ -135,7 +135,7 @@ class SizedKernel(FreeSizeKernel, KernelBase):
         Raises ShapeError if there is none."""
         found = self.forms_of(call)
         if isinstance(found, str):
-            raise ShapeError(f"{self.name} has no form for every size: {found}")
+            raise ShapeError(f"{self.name} cannot be generated for every size: {found}")
         return found
 
     def bounds_of(self, call: Call) -> list[Bounds]:

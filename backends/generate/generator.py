@@ -17,7 +17,8 @@ from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
-from ...extract.model.kernel import Backend, Call, Template
+from ...extract.model.backend import Backend
+from ...extract.model.kernel import Call, Template
 from ...imported import installed
 from ..contract import BackendBase
 from ..gpu_backend import GpuBackend

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from ...egraph.ir.tensor import Tensor
-from ...extract.model.kernel import Backend
+from ...extract.model.backend import Backend
 from ..ir.precision import PRECISIONS
 from .lowering_jobs import Reply
 from .lowering_pool import LowerPool

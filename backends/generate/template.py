@@ -133,7 +133,7 @@ class GeneratedKernel(KernelBase):
 
     def applies(self, call: Call) -> bool:
         """Whether the terms can be lowered to the kernel IR and emitted for the layouts of `call`. A kernel that a
-        worker process lowered stays pickled."""
+        worker process lowered is not unpickled for this."""
         written = self.written(call)
         key = layout_key(written)
         return (self.lowered[key] if key in self.lowered else self.lower(written)) is not None

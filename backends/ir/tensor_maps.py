@@ -8,7 +8,7 @@ limits; warp_specialized/convolution.py makes the boxes of images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ...egraph.types import dtypes
@@ -139,6 +139,16 @@ def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
         rest = rest - index(a) * (step * size)
         size *= a.size
     return None if rest.axes & {*group} else rest + index(one) * step
+
+
+def flattened(at: Index, groups: Iterable[tuple[Sequence[Axis], Axis]]) -> Index | None:
+    """The index `at` with each (group of axes, flat axis) replaced as by `as_one`; None if one cannot be."""
+    for group, one in groups:
+        moved = as_one(at, group, one)
+        if moved is None:
+            return None
+        at = moved
+    return at
 
 
 def _sum(parts: list[str]) -> str:

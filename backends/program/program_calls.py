@@ -15,6 +15,7 @@ from ...egraph.ir.structure import filled
 from ...errors import ShapeError, Unpicklable, UsageError
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
+from ...wording import spelled_values
 from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
 from ..runtime.computed_indices import computed_check
@@ -130,8 +131,11 @@ class ProgramCalls(Unpicklable, ABC):
     def _one_size_hint(self) -> str:
         """Hint for a call at other sizes: the free dimensions of the model of which the program has one size."""
         sizes = {n: s for n, s in getattr(self.report, "dims", {}).items() if n not in self.manifest.sizes}
-        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        return f"the program was made for {given} only; `optimize` makes one for every size" if sizes else ""
+        return (
+            f"the program was made for {spelled_values(sizes)} only; `optimize` makes one for every size"
+            if sizes
+            else ""
+        )
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""

@@ -58,7 +58,7 @@ def _loaded(
         if around is not None:
             _refuse_foreign(manifest, around[0])
         elif manifest.borrowed:
-            raise BadModelError("it is a plan of a saved program", hint="load the folder of the whole program")
+            raise BadModelError("this file is a part of a saved program", hint="load the folder of the whole program")
     except BadModelError as error:
         error.where = str(path)
         raise

@@ -42,8 +42,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """Content of the file: SHA-256 of weight files by their path in the folder; for each result, its sampled elements
-    as hexadecimal floats, None if no call was recorded."""
+    """Content of the file `FILE` of a saved program. `files`: path of each weight file in the folder -> SHA-256.
+    `results`: sampled elements of each result as hexadecimal floats; None if no call was recorded."""
 
     files: dict[str, str]
     results: list[list[str]] | None

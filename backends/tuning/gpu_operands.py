@@ -28,6 +28,7 @@ from ...egraph.types.dtypes import torch_dtype
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing
+from ..verification.input_distributions import InputDistribution, input_distributions
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ class OperandRole:
     distinct: bool = False  # indices without duplicates (scatter)
     last: bool = False  # each value is `bound` - 1: visible lengths of masks
     codes: str = ""  # of a quantized weight: "bytes" (of whole numbers) or "float8"; "" for other operands
-    free: drawing.InputDistribution | None = None  # role of integers that no other field restricts
+    free: InputDistribution | None = None  # role of integers that no other field restricts
 
 
 def _positive_operand(node: Tensor) -> Tensor | None:
@@ -100,7 +101,7 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     for leaf, count in visible_places(order, ("param",)).items():
         found[leaf].bound, found[leaf].last = count, True
     _set_codes(roots, found)
-    for name, role in drawing.input_distributions(Graph.of(list(roots)), ("param",)).items():
+    for name, role in input_distributions(Graph.of(list(roots)), ("param",)).items():
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
             found[name].free = role
     return found

@@ -17,7 +17,8 @@ from ...egraph.ops.ops import Type
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call
-from ..verification.inputs import InputDistribution, input_distributions, whole_numbers
+from ..verification.input_distributions import InputDistribution, input_distributions
+from ..verification.inputs import whole_numbers
 from .single_kernel import Array, in_layout
 
 POOL = 1_000_003  # normal numbers that values are taken from

@@ -12,7 +12,8 @@ from ...egraph.patterns.pattern import PatternCall, Var
 from ...egraph.patterns.pattern_attrs import Name
 from ...egraph.types.dims import concrete
 from ...errors import NoPlanError
-from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, contiguous
+from ...extract.model.backend import Backend
+from ...extract.model.kernel import Call, Operand, Strides, Template, contiguous
 from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.pricing import Priced
 from ..runtime.views import view_strides

@@ -77,7 +77,8 @@ def _check(kernel: Kernel, form: ReferenceForm) -> None:
     used = {v for t in terms for v in variables(t)}
     if len(form.pattern) > LONGEST:
         raise KernelError(
-            f"the reference of {kernel.name!r} has {len(form.pattern)} characters", where=str(kernel.file)
+            f"the reference of {kernel.name!r} takes {len(form.pattern)} characters as a pattern, more than {LONGEST}",
+            where=str(kernel.file),
         )
     if len(terms) != kernel.outputs:
         raise KernelError(f"the reference of {kernel.name!r} makes {len(terms)} values, not {kernel.outputs}",
@@ -86,7 +87,10 @@ def _check(kernel: Kernel, form: ReferenceForm) -> None:
         odd = min(used ^ {*kernel.inputs})
         raise KernelError(f"the reference of {kernel.name!r} and its inputs differ in {odd!r}", where=str(kernel.file))
     if kernel.outputs > 1 and any({*variables(t)} - {*variables(terms[0])} for t in terms[1:]):
-        raise KernelError(f"a further output of {kernel.name!r} reads what the first does not", where=str(kernel.file))
+        raise KernelError(
+            f"an output of {kernel.name!r} after the first reads an input that the first does not read",
+            where=str(kernel.file),
+        )
     free = {a for t in terms for a in attr_variables(t)} - {n for n, _ in form.derived}
     if odd := min(free ^ {*kernel.constants}, default=""):
         raise KernelError(f"the constant {odd!r} of {kernel.name!r} has no test values, or is not in the reference",
@@ -165,7 +169,7 @@ class _Writer:
         if node.op == "full" and node.attr("value") not in self.marks and all(d == 1 for d in node.shape):
             return repr(float(node.attr("value")))
         if node.op in ("constant", "param", "state"):
-            raise KernelError(f"a {node.op} in a reference: make it an input")
+            raise KernelError(f"the reference has a {node.op} of its own", hint="make it an input of the kernel")
         mark = self.marks.get(node.attr("value")) if node.op == "full" else None
         attrs = [f"{k}={self._attr(v, bool(mark) and k != 'value')}" for k, v in node.attrs]
         name = f"{node.op}_" if node.op in ("and", "or", "not") else node.op

@@ -16,7 +16,7 @@ from benchmarks.models.taso import load_field_json
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph.blocks.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.extract.model.kernel import Backend
+from tensor_graphs.extract.model.backend import Backend
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.context.session import Session

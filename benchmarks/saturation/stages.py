@@ -19,7 +19,7 @@ from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView
-from tensor_graphs.extract.model.kernel import Backend
+from tensor_graphs.extract.model.backend import Backend
 from tensor_graphs.extract.model.plan import Plan
 from tensor_graphs.extract.model.pricing import Pricer
 from tensor_graphs.extract.search.plan import plan_of

@@ -167,7 +167,8 @@ def to_table(rows: Iterable[Row]) -> pa.Table:
 
 
 def completed(table: pa.Table) -> pa.Table:
-    """A table with all columns, in their order: those that it lacks (`LATER`) have their empty value in each row."""
+    """The table with all of `COLUMNS`, in their order. A column that it lacks (one of `LATER`) is added, filled with
+    the empty value of its type: "", NaN or 0."""
     import pyarrow as pa
 
     schema = arrow_schema()

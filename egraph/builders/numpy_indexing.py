@@ -22,7 +22,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
     used = sum(1 for k in keys if k is not None and k is not Ellipsis)
     if used > x.rank:
-        raise ShapeError(f"{used} indices for a rank-{x.rank} value")
+        raise ShapeError(f"{used} indices are too many for a rank-{x.rank} value")
     # NumPy would broadcast several index arrays together
     if sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:
         raise UsageError("at most one index may be an array", hint="tg.gather_elements, or one index after the other")
@@ -88,11 +88,11 @@ def _index(key: np.ndarray[Any, Any], size: Dim) -> Tensor:
     """A constant index array along an axis: bools select, negative indices count from the end, as in NumPy."""
     if key.dtype == bool:
         if key.shape != (size,):
-            raise ShapeError(f"a mask of shape {key.shape} along an axis of size {size}")
+            raise ShapeError(f"a mask of shape {key.shape} does not fit an axis of size {size}")
         return constant(np.flatnonzero(key))
     if not isinstance(size, int):
         if key.size and key.min() < 0:
-            raise ShapeError(f"negative indices along the free size {size}")
+            raise ShapeError(f"indices along the free size {size} cannot be negative", hint="bind the size: dims={...}")
         return constant(key)
     if key.size and not -size <= key.min() <= key.max() < size:
         raise ShapeError(f"indices {key.min()} to {key.max()} are outside size {size}")

@@ -115,7 +115,8 @@ def _power(x: Any, y: Any) -> Tensor:
     """x ** y. Raises UsageError for integers to a negative integer power, and as in `_checked`."""
     if isinstance(y, int | np.integer) and y < 0 and not _is_kind(x, "float"):
         raise UsageError(
-            "an integer to a negative integer power", hint="cast to a float dtype, or use a float exponent"
+            "integers cannot be raised to a negative integer power",
+            hint="cast to a float dtype, or use a float exponent",
         )
     if (
         isinstance(y, int | float)
@@ -177,7 +178,7 @@ def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
 def _inverted(x: Tensor) -> Tensor:
     """`~x`: bitwise not for integers, logical not for bool."""
     if dtypes.is_float(x.dtype):
-        raise UsageError(f"~ of {x.dtype}", hint="tg.logical_not, or compare first")
+        raise UsageError(f"~ is not defined for {x.dtype}", hint="tg.logical_not, or compare first")
     return t.logical_not(x) if x.dtype == "bool" else t.sub(t.neg(x), 1)
 
 

@@ -71,7 +71,8 @@ class Limits:
             value, kind = getattr(self, name), Integral if name in ("nodes", "iterations", "beam") else Real
             if not ((isinstance(value, kind) and as_float(value) >= 0) or (value is None and name == "beam")):
                 raise UsageError(
-                    f"limit {name}={repr(value)[:80]}", hint=f"a {'whole ' if kind is Integral else ''}number from 0 on"
+                    f"invalid limit {name}={repr(value)[:80]}",
+                    hint=f"a {'whole ' if kind is Integral else ''}number from 0 on",
                 )
 
     def longer(self, times: int) -> Limits:

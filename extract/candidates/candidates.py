@@ -20,17 +20,10 @@ from ...egraph.view.view import EGraphView
 from ...errors import RuleError
 from ..fusion.groups import GROUPS_CACHE_ATTRIBUTE
 from ..fusion.maximal import without_rewrites_in_large_parts
+from ..model.backend import Backend
 from ..model.clock import Halted
 from ..model.gc_pause import gc_paused
-from ..model.kernel import (
-    Backend,
-    Call,
-    Candidate,
-    Strides,
-    Template,
-    Vertex,
-    contiguous,
-)
+from ..model.kernel import Call, Candidate, Strides, Template, Vertex, contiguous
 from .bindings import KernelMatch, MatchBinder
 from .carried import CarriedKernels
 from .hypergraph import Hypergraph, ViewStrides, in_value_order, reachable
@@ -230,7 +223,10 @@ class _HypergraphBuilder:
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:
             if unbound := {*names} - {*self._bound_names(template.term)}:
-                raise RuleError(f"a further output reads {min(unbound)}, the first does not", where=template.name)
+                raise RuleError(
+                    f"an output after the first reads {min(unbound)}, which the first does not read",
+                    where=template.name,
+                )
         for cls, binding in self.matcher.find(template.term, template.guards):
             more = [known.get(tuple([binding.get(n) for n in names])) for names, known in beside]
             if not any(c is None or c in self.layouts.given for c in (cls, *more)):

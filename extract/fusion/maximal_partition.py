@@ -1,4 +1,5 @@
-"""Assigns the values of a graph to the parts of maximal fusion (maximal.py): sets of values for one kernel each."""
+"""Partitions the values of a graph into sets as large as one kernel can compute: the parts of maximal fusion, which
+maximal.py describes."""
 
 from __future__ import annotations
 

@@ -289,8 +289,8 @@ class AcquisitionPolicy:
         return _largest_first(found)
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
-        """Kernels of the pessimistic plan to tune before further first looks: those with the largest possible gains,
-        and alternatives.
+        """Kernels of the pessimistic plan to tune before unmeasured kernels get a first look (first measurement): those
+        with the largest possible gains, and alternatives.
 
         Empty if tuning has had its share of the schedules tried so far. The shares of tuning and of first looks are
         proportional to their possible gains.

@@ -5,30 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import mul
 from typing import Any
 
 import numpy as np
 
 from ...egraph.ir.refused_values import refuse_value
 from ...errors import TraceError
+from ..common.complex_parts import Parts, bilinear
 from . import numpy_functions
 from .complex_array import HINT, PARTS, ComplexArray, is_complex, kind_of_parts, parts_of
 from .fourier import FOURIER
 from .numpy_array import deep, traced
 from .numpy_builders import Build
 
-Parts = tuple[Any, Any]
-
-
 _where: Any = np.where  # untyped, because NumPy's annotations do not know traced arrays
 
 
 # ---------------------------------------------------------------- ufuncs, on the parts of operands of one dtype
-def _multiplied(x: Parts, y: Parts) -> Parts:
-    (a, b), (c, d) = x, y
-    return a * c - b * d, a * d + b * c
-
-
 def _divided(x: Parts, y: Parts) -> Parts:
     """Smith's algorithm, as in NumPy: no product of two parts overflows."""
     (a, b), (c, d) = x, y
@@ -69,8 +63,8 @@ def _either(test: Callable[[Any], Any]) -> Build:
 #: Ufunc -> its builder on (real, imaginary) parts, which returns such a pair or a real array.
 _UFUNCS: dict[np.ufunc, Build] = {
     np.add: lambda x, y: (x[0] + y[0], x[1] + y[1]), np.subtract: lambda x, y: (x[0] - y[0], x[1] - y[1]),
-    np.multiply: _multiplied, np.divide: _divided, np.negative: lambda x: (-x[0], -x[1]), np.positive: lambda x: x,
-    np.conjugate: lambda x: (x[0], -x[1]), np.square: lambda x: _multiplied(x, x), np.absolute: lambda x: np.hypot(*x),
+    np.multiply: partial(bilinear, mul), np.divide: _divided, np.negative: lambda x: (-x[0], -x[1]), np.positive: lambda x: x,
+    np.conjugate: lambda x: (x[0], -x[1]), np.square: lambda x: bilinear(mul, x, x), np.absolute: lambda x: np.hypot(*x),
     np.exp: _exponential, np.log: lambda x: (np.log(np.hypot(*x)), np.arctan2(x[1], x[0])), np.sqrt: _square_root, np.sign: _sign,
     np.equal: lambda x, y: (x[0] == y[0]) & (x[1] == y[1]), np.not_equal: lambda x, y: (x[0] != y[0]) | (x[1] != y[1]),
     np.isnan: _either(np.isnan), np.isinf: _either(np.isinf), np.isfinite: lambda x: np.isfinite(x[0]) & np.isfinite(x[1]),
@@ -165,21 +159,19 @@ def _product(function: Callable[..., Any], conjugated: bool = False) -> Build:
     def run(x: Any, y: Any, *rest: Any, **named: Any) -> Any:
         _refuse_complex(function.__name__, [*rest, *named.values()])
         kind = kind_of_parts(x, y)
-        (a, b), (c, d) = parts_of(x, kind), parts_of(y, kind)
-        apply: Build = lambda v, w: function(v, w, *rest, **named)
-        if not is_complex(x):
-            return ComplexArray(apply(a, c), apply(a, d))
-        b = -b if conjugated else b
-        if not is_complex(y):
-            return ComplexArray(apply(a, c), apply(b, c))
-        return ComplexArray(apply(a, c) - apply(b, d), apply(a, d) + apply(b, c))
+        (a, b), (c, d) = (parts_of(v, kind) for v in (x, y))
+        b = (-b if conjugated else b) if is_complex(x) else None
+        d = d if is_complex(y) else None
+        return ComplexArray(*bilinear(lambda v, w: function(v, w, *rest, **named), (a, b), (c, d)))
 
     return run
 
 
 def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
     if not isinstance(equation, str) or len(operands) > 2:
-        raise TraceError("np.einsum of more than two arrays of complex numbers", hint="one product after the other")
+        raise TraceError(
+            "np.einsum of more than two arrays of complex numbers cannot be traced", hint="one product after the other"
+        )
     if len(operands) == 1:
         return _on_both("einsum", (1,))(equation, *operands)
     return _product(lambda x, y: np.einsum(equation, x, y))(*operands)
@@ -230,7 +222,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         args, named = numpy_functions.in_places(function, args, named)
         found = build(*args, **named)
     except (TypeError, ValueError, LookupError) as error:
-        raise TraceError(f"np.{name} of complex numbers: {error}", hint="leave that argument away") from error
+        raise TraceError(f"np.{name} of complex numbers: {error}", hint="leave that argument out") from error
     if type(found) is not ComplexArray or not isinstance(wanted, np.ndarray | np.generic):
         return numpy_functions.agreeing(name, found, wanted)
     if found.shape != wanted.shape or wanted.dtype not in PARTS:

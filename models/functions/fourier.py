@@ -6,7 +6,7 @@ machine calculation of complex Fourier series", Mathematics of Computation 19, 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt, sqrt
 from typing import Any
 
@@ -14,46 +14,43 @@ import numpy as np
 
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
+from ..common.complex_parts import LONGEST_DFT, Parts, bilinear, unit_roots
 from .complex_array import ComplexArray, is_complex, kind_of_parts, parts_of
 from .numpy_builders import Build, ints
 
 #: Most elements of one step of a transform, and of a transform that is done in one step if it can be in two.
-LONGEST, DIRECT = 2048, 128
-Parts = tuple[Any, ...]  # (real part, imaginary part)
+LONGEST, DIRECT = LONGEST_DFT, 128
 
 
-def _turns(rows: int, columns: int, size: int, sign: float, kind: str) -> Parts:
-    """(cosines, sines) of 2 pi j k / size, [rows, columns] each; `sign` is that of the sines."""
-    angle = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * np.pi / size)
-    return np.cos(angle).astype(kind), (sign * np.sin(angle)).astype(kind)
+def _each(x: Parts, move: Callable[[Any], Any]) -> Parts:
+    """Both parts, moved."""
+    re, im = x
+    return move(re), None if im is None else move(im)
 
 
-def _times(x: Parts, matrix: Parts, product: Any) -> Parts:
-    (a, b), (c, d) = x, matrix
-    if b is None:
-        return product(a, c), product(a, d)
-    return product(a, c) - product(b, d), product(a, d) + product(b, c)
-
-
-def _last_axis(x: Parts, sign: float) -> Parts:
-    """Transform along the last axis, without a factor; an imaginary part of None is zero."""
+def _last_axis(x: Parts, sign: int) -> Parts:
+    """Transform along the last axis, without a factor."""
     size, kind = int(x[0].shape[-1]), x[0].dtype.name
+
+    def times(v: Parts, product: Any, rows: int, columns: int, period: int) -> Parts:
+        cosines, sines = unit_roots(rows, columns, period, sign)
+        return bilinear(product, v, (cosines.astype(kind), sines.astype(kind)))
+
     inner = next((p for p in range(isqrt(size), 7, -1) if size % p == 0), 0) if size > DIRECT else 0
     if max(inner and size // inner, 0 if inner else size) > LONGEST:
         raise TraceError(f"a Fourier transform over {size} elements cannot be traced",
                          hint=f"at most {LONGEST} elements, or a product of two numbers up to it")  # fmt: skip
     if not inner:
-        return _times(x, _turns(size, size, size, sign, kind), np.matmul)
+        return times(x, np.matmul, size, size, size)
     p, q = inner, size // inner
     lead = x[0].shape[:-1]
-    # element q j + i: over j, times a turn of i k / size, over i
-    rows = tuple(None if v is None else np.swapaxes(np.reshape(v, (*lead, p, q)), -1, -2) for v in x)
-    found = _times(rows, _turns(p, p, p, sign, kind), np.matmul)  # [..., i, k]
-    found = _times(found, _turns(q, p, size, sign, kind), np.multiply)
-    turned = tuple(np.swapaxes(v, -1, -2) for v in found)  # [..., k, i]
-    found = _times(turned, _turns(q, q, q, sign, kind), np.matmul)  # [..., k, l] is element k + p l
-    re, im = (np.reshape(np.swapaxes(v, -1, -2), (*lead, size)) for v in found)
-    return re, im
+    turn: Callable[[Any], Any] = lambda v: np.swapaxes(v, -1, -2)
+    # element q j + i: over j, times exp(2 pi sqrt(-1) i k / size), over i
+    rows = _each(x, lambda v: turn(np.reshape(v, (*lead, p, q))))
+    found = times(rows, np.matmul, p, p, p)  # [..., i, k]
+    found = times(found, np.multiply, q, p, size)
+    found = times(_each(found, turn), np.matmul, q, q, q)  # [..., k, l] is element k + p l
+    return _each(found, lambda v: np.reshape(turn(v), (*lead, size)))
 
 
 def _sized(x: Any, size: int, axis: int) -> Any:
@@ -66,7 +63,7 @@ def _sized(x: Any, size: int, axis: int) -> Any:
 
 def _factor(norm: Any, size: int, forward: bool) -> float:
     if norm not in (None, "backward", "ortho", "forward"):
-        raise TraceError(f"a Fourier transform with norm={norm!r}")
+        raise TraceError(f"a Fourier transform with norm={norm!r} cannot be traced", hint="backward, ortho or forward")
     if norm == "ortho":
         return 1 / sqrt(size)
     return 1 / size if (norm == "forward") == forward else 1.0
@@ -75,7 +72,7 @@ def _factor(norm: Any, size: int, forward: bool) -> float:
 def _size(n: Any, default: int) -> int:
     size = default if n is None else int(n)
     if size < 1:
-        raise TraceError(f"a Fourier transform over {size} elements")
+        raise TraceError(f"a Fourier transform over {size} elements cannot be traced", hint="at least one element")
     return size
 
 
@@ -94,12 +91,10 @@ def _parts(a: Any) -> Parts:
 def _along(a: Any, n: Any, axis: int, norm: Any, forward: bool) -> ComplexArray:
     axis = _axis(a, axis)
     size = _size(n, int(np.shape(a)[axis]))
-    x = tuple(None if v is None else np.moveaxis(_sized(v, size, axis), axis, -1) for v in _parts(a))
+    x = _each(_parts(a), lambda v: np.moveaxis(_sized(v, size, axis), axis, -1))
     scale = _factor(norm, size, forward)
-    re, im = (
-        np.moveaxis(v * v.dtype.type(scale) if scale != 1 else v, -1, axis) for v in _last_axis(x, -1 if forward else 1)
-    )
-    return ComplexArray(re, im)
+    scaled: Callable[[Any], Any] = lambda v: v * v.dtype.type(scale) if scale != 1 else v
+    return ComplexArray(*_each(_last_axis(x, -1 if forward else 1), lambda v: np.moveaxis(scaled(v), -1, axis)))
 
 
 def _fft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
@@ -112,7 +107,7 @@ def _ifft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
 
 def _rfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
     if is_complex(a):
-        raise TraceError("a Fourier transform of real numbers is taken of complex ones", hint="x.real")
+        raise TraceError("a Fourier transform of real numbers cannot be taken of complex ones", hint="x.real")
     found, axis = _along(a, n, axis, norm, True), _axis(a, axis)
     return found[(*[slice(None)] * axis, slice(0, found.shape[axis] // 2 + 1))]
 

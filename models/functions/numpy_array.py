@@ -19,14 +19,14 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
-from ...egraph.types.dims import Dim, volume
 from ...errors import TraceAttributeError, TraceError
 from ...wording import with_article
 from ..common.shown_texts import is_shown
 from . import trace_bounds
+from .array_attributes import ArrayAttributes
 from .array_memory import Memory
 from .float_errors import refuse_changed
-from .free_size import free, free_shape, known
+from .free_size import known
 from .numpy_indices import assigned, picked, static
 from .refused_protocols import REFUSED, no_value
 
@@ -34,7 +34,7 @@ from .refused_protocols import REFUSED, no_value
 VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows")
 
 
-class TracedArray:
+class TracedArray(ArrayAttributes):
     """Stand-in for a NumPy array while a function is traced, with an expression in place of values. Created by `traced`
     only."""
 
@@ -61,61 +61,6 @@ class TracedArray:
         """
         return dtypes.numpy_dtype(self._node.dtype).type if self._scalar else np.ndarray
 
-    # ------------------------------------------------------------ properties
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        """Sizes of the axes, as ints or `FreeSize`s."""
-        return free_shape(self._node.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """NumPy dtype."""
-        return dtypes.numpy_dtype(self._node.dtype)
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self._node.rank
-
-    rank = ndim
-
-    @property
-    def size(self) -> Dim:
-        """Number of elements."""
-        return free(volume(self._node.shape))
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> Dim:
-        """Bytes of all elements."""
-        return self.size * self.itemsize
-
-    device = "cpu"
-
-    @property
-    def T(self) -> TracedArray:
-        """The array with reversed axes."""
-        return self.transpose()
-
-    @property
-    def mT(self) -> TracedArray:
-        """The array with the last two axes swapped."""
-        return _np.matrix_transpose(self)  # type: ignore[no-any-return]
-
-    @property
-    def real(self) -> TracedArray:
-        """The array itself, which is real: complex arrays are another class (`ComplexArray`)."""
-        return self
-
-    @property
-    def imag(self) -> TracedArray:
-        """Zeros, since the array is real."""
-        return _np.zeros_like(self)  # type: ignore[no-any-return]
-
     def __len__(self) -> int:
         if not self.ndim:
             raise TraceError("len() of a 0-d array")
@@ -141,20 +86,6 @@ class TracedArray:
         return _text(self, sys._getframe(1))
 
     # ------------------------------------------------------------ methods without a NumPy function
-    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> TracedArray:
-        """Same as numpy.ndarray.reshape."""
-        return _np.reshape(self, _unpacked(shape), order=order, copy=copy)  # type: ignore[no-any-return]
-
-    def transpose(self, *axes: Any) -> TracedArray:
-        """Same as numpy.ndarray.transpose."""
-        return _np.transpose(self, _unpacked(axes) if axes and axes != (None,) else None)  # type: ignore[no-any-return]
-
-    permute = transpose
-
-    def flatten(self, order: str = "C") -> TracedArray:
-        """Same as numpy.ndarray.flatten."""
-        return _np.ravel(self, order).copy()  # type: ignore[no-any-return]
-
     def astype(
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> TracedArray:
@@ -175,18 +106,6 @@ class TracedArray:
     def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: bool | None = None) -> None:
         """Same as numpy.ndarray.sort."""
         self._store(_np.sort(self, axis, kind, order, stable=stable)._node)
-
-    def to_device(self, device: str, /, *, stream: Any = None) -> TracedArray:
-        """Same as numpy.ndarray.to_device. Raises TraceError for a device other than the CPU."""
-        if device != "cpu":
-            raise TraceError(f"an array of NumPy is on the device 'cpu', not {device!r}")
-        return self
-
-    def conj(self) -> TracedArray:
-        """The array itself, which is real: complex arrays are another class (`ComplexArray`)."""
-        return self
-
-    conjugate = conj
 
     def __copy__(self) -> TracedArray:
         return self.copy()  # type: ignore[no-any-return]
@@ -338,10 +257,6 @@ def arrays_in(*values: Any) -> list[TracedArray]:
     found: list[TracedArray] = []
     deep(list(values), lambda v: found.append(v) if is_traced(v) else None)
     return found
-
-
-def _unpacked(sizes: tuple[Any, ...]) -> Any:
-    return sizes[0] if len(sizes) == 1 else sizes
 
 
 for _name, _refuse in REFUSED.items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.axes import axis_of
 from ...errors import TooLargeError
 from .numpy_array import is_traced
 from .numpy_ufuncs import common_dtype, operand
@@ -30,6 +31,25 @@ def refuse_many_pairs(what: str, first: Any, second: Any, hint: str) -> None:
 def ints(value: Any) -> Any:
     """One integer as a list of it, a sequence of integers as a list."""
     return [value] if isinstance(value, int | np.integer) else list(value)
+
+
+def named_axes(axis: Axes, rank: int) -> list[int]:
+    """The axes, counted from 0, that NumPy's argument `axis` names for an array of `rank` axes: all for None."""
+    return [axis_of(v, rank) for v in (range(rank) if axis is None else ints(axis))]
+
+
+def axes_joined(a: Any, axes: Sequence[int]) -> Any:
+    """The array `a` with the axes `axes` joined as its last one, after the others; all of them joined keep their
+    order."""
+    rest = [i for i in range(a.ndim) if i not in axes]
+    if not rest:
+        return np.ravel(a)
+    return np.reshape(np.transpose(a, [*rest, *axes]), (*[a.shape[i] for i in rest], -1))
+
+
+def axes_kept(reduced: Any, shape: Sequence[Any], axes: Sequence[int]) -> Any:
+    """NumPy's `keepdims=True`: an array of shape `shape` reduced over `axes`, with sizes of 1 in their places."""
+    return np.reshape(reduced, [1 if i in axes else d for i, d in enumerate(shape)])
 
 
 def as_dtype(value: Any, dtype: Any) -> Any:

@@ -160,7 +160,7 @@ def _shifted(x: Any, y: Any) -> Sequence[Tensor]:
     refuse_outside((x, y))
     found = align(x, y)
     if dtypes.is_float(found[0].dtype):
-        raise UsageError("a shift of floats", hint="multiply by a power of 2, or cast to an integer dtype")
+        raise UsageError("floats cannot be shifted", hint="multiply by a power of 2, or cast to an integer dtype")
     return found
 
 

@@ -12,7 +12,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import is_traced, traced
-from .numpy_builders import Build, as_dtype, in_range
+from .numpy_builders import Build, as_dtype, axes_joined, axes_kept, in_range, named_axes
 from .numpy_ufuncs import LONGEST, common_dtype, operand
 
 
@@ -32,7 +32,9 @@ def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, perio
         raise TraceError("np.interp of complex numbers cannot be traced", hint="one call for each part")
     x, xp, fp = (as_dtype(v, np.float64) for v in (x, xp, fp))
     if np.ndim(xp) != 1 or np.shape(xp) != np.shape(fp):
-        raise TraceError(f"np.interp between points of the shapes {np.shape(xp)} and {np.shape(fp)}")
+        raise TraceError(
+            f"np.interp takes xp and fp of one axis and equal length, not of the shapes {np.shape(xp)} and {np.shape(fp)}"
+        )
     if period is not None:
         period, left, right = abs(period), None, None
         x, xp = x % period, xp % period
@@ -91,10 +93,10 @@ def _logspace(
 def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Any:
     size = 0 if minlength is None or is_traced(minlength) else int(minlength)
     if size < 1:
-        raise TraceError("np.bincount without minlength: its size depends on values",
+        raise TraceError("np.bincount without minlength cannot be traced: the result's size depends on values",
                          hint="minlength=n, with n above all values: np.bincount(x, minlength=n)")  # fmt: skip
     if np.ndim(x) != 1 or not np.can_cast(_like(x).dtype, np.int64, "safe"):
-        raise TraceError(f"np.bincount of {_like(x)._node.type}", hint="np.ravel(x), of integers")
+        raise TraceError(f"np.bincount takes integers of one axis, not {_like(x)._node.type}", hint="np.ravel(x)")
     places = _numbers(size)[_from_zero(x)]  # numbers from `size` on are indices outside of the axis
     if weights is None or 0 in np.shape(x):
         add, total = t.ones(places._node.shape, "int64"), t.zeros((size,), "int64")
@@ -115,7 +117,8 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, w
     a = np.ravel(a)
     if isinstance(bins, str) or is_traced(bins) or (np.ndim(bins) == 0 and range is None):
         raise TraceError(
-            "np.histogram between borders that depend on values", hint="range=(low, high), or known borders"
+            "np.histogram cannot be traced with borders that depend on values",
+            hint="range=(low, high), or known borders",
         )
     edges = np.histogram_bin_edges(np.zeros(0, a.dtype if is_traced(a) else np.asarray(a).dtype), bins, range)
     count = len(edges) - 1
@@ -145,9 +148,8 @@ def _corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
 def _nanmedian(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     if a.dtype.kind in "iub":
         return np.median(a, axis, keepdims=keepdims)
-    axes = range_of(axis, a.ndim)
-    rest = [i for i in range(a.ndim) if i not in axes]
-    flat = np.reshape(np.transpose(a, [*rest, *axes]), (*[a.shape[i] for i in rest], -1))
+    axes = named_axes(axis, a.ndim)
+    flat = axes_joined(a, axes)
     if not flat.shape[-1]:
         raise TraceError("np.nanmedian of no elements cannot be traced")
     ordered, count = np.sort(flat, -1), np.sum(~np.isnan(flat), -1, keepdims=True)
@@ -155,13 +157,7 @@ def _nanmedian(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     wide = np.float32 if a.dtype == np.float16 else a.dtype
     both = np.where(count % 2 == 1, low, ((low.astype(wide) + high.astype(wide)) / 2).astype(a.dtype))
     found = np.where(count == 0, a.dtype.type(np.nan), both)[..., 0]
-    return np.reshape(found, [1 if i in axes else d for i, d in enumerate(a.shape)]) if keepdims else found
-
-
-def range_of(axis: Any, rank: int) -> list[int]:
-    """The axes that NumPy's argument `axis` names: all for None."""
-    given = range(rank) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-    return [axis_of(v, rank) for v in given]
+    return axes_kept(found, a.shape, axes) if keepdims else found
 
 
 def _lexsort(keys: Any, axis: int = -1) -> Any:
@@ -180,7 +176,7 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
         common_dtype(*(p if is_traced(p) or type(p) in (bool, int, float) else np.asarray(p) for p in parts))
     )
     if not np.can_cast(_like(a).dtype, np.int64, "safe"):
-        raise TraceError(f"np.choose by {_like(a)._node.type}")
+        raise TraceError(f"np.choose takes integer indices, not {_like(a)._node.type}")
     a = as_dtype(a, np.int64)
     shape = np.broadcast_shapes(np.shape(a), *(np.shape(p) for p in parts))
     table = np.stack([np.broadcast_to(as_dtype(p, dtype), shape) for p in parts])
@@ -191,7 +187,7 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
 def _ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: str = "C") -> Any:
     sizes = [int(d) for d in np.atleast_1d(dims)]
     if order not in ("C", "F"):
-        raise TraceError(f"np.ravel_multi_index with order={order!r}")
+        raise TraceError(f"np.ravel_multi_index with order={order!r} cannot be traced")
     table = np.reshape(_numbers(prod(sizes)), sizes if order == "C" else sizes[::-1])
     table = table if order == "C" else table.T
     modes = [mode] * len(sizes) if isinstance(mode, str) else list(mode)

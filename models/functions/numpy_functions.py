@@ -167,7 +167,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(build).bind(*places, **given)
     except TypeError as error:
-        raise TraceError(f"np.{name} of a traced array: {error}", hint="leave that argument away") from None
+        raise TraceError(f"np.{name} of a traced array: {error}", hint="leave that argument out") from None
     wanted = probed(name, function, args, named)
     try:
         if name in LAYOUT:

@@ -64,7 +64,9 @@ def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
         refuse_value(TraceError("how many elements a mask picks depends on values", hint="np.where(mask, x, 0)"))
     if not all(isinstance(d, int) for d in x.shape):
         if len(arrays) > 1 or (arrays and any(isinstance(k, int | np.integer) for k in keys)):
-            raise TraceError("several indices into an array with free sizes", hint="one array as an index at a time")
+            raise TraceError(
+                "several indices into an array with free sizes cannot be traced", hint="one array as an index at a time"
+            )
         return getitem(x, tuple(keys)), basic
     shape = static(x.shape, "an index")
     wanted = _checked(shape, _stand_in(keys)).shape
@@ -77,7 +79,9 @@ def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
     else:
         found = _paired(x, keys)
     if found.shape != wanted:
-        raise TraceError(f"an index that makes {found.shape} of {shape}, where NumPy makes {wanted}")
+        raise TraceError(
+            f"an index of an array of shape {shape} gives the shape {found.shape} when it is traced, and {wanted} in NumPy"
+        )
     return found, basic
 
 
@@ -91,7 +95,9 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
     spots = [i for i, k in enumerate(keys) if _is_array(k) or isinstance(k, int | np.integer)]
     between = keys[spots[0] : spots[-1]]
     if any(k is None or k is Ellipsis for k in between) or any(k is None for k in keys):
-        raise TraceError("several index arrays with new axes or ... between them", hint="one index after the other")
+        raise TraceError(
+            "several index arrays with new axes or ... between them cannot be traced", hint="one index after the other"
+        )
     used = len(keys) - sum(k is Ellipsis for k in keys)
     full: list[Any] = []
     for k in keys:
@@ -102,7 +108,7 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
         for k in full
         if isinstance(k, np.ndarray | list | bool | np.bool_)
     ):
-        raise TraceError("a mask beside traced indices", hint="one index after the other")
+        raise TraceError("a mask beside traced indices cannot be traced", hint="one index after the other")
     x = getitem(x, tuple(k if isinstance(k, slice) else slice(None) for k in full))
     indices = [None if isinstance(k, slice) else t.as_tensor(k) for k in full]
     return aten_index.index(x, indices)
@@ -118,9 +124,11 @@ def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
         return written_at(x, keys, new, "set")
     if masks:
         if len(keys) > 1:
-            raise TraceError("an assignment at a traced mask and other indices", hint="np.where with a mask")
+            raise TraceError(
+                "an assignment at a traced mask and other indices cannot be traced", hint="np.where with a mask"
+            )
         if masks[0].shape != x.shape[: masks[0].rank]:
-            raise TraceError(f"a mask of shape {masks[0].shape} for an array of shape {x.shape}")
+            raise TraceError(f"a mask of shape {masks[0].shape} does not fit an array of shape {x.shape}")
         if volume(new.shape) != 1:
             raise TraceError(
                 "assigning several values at a mask has a data-dependent result", hint="np.where(mask, values, x)"

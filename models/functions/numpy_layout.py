@@ -151,7 +151,7 @@ def _take_along(arr: Tensor, indices: Any, axis: int | None = -1) -> Tensor:
     along = axis_of(axis, x.rank)
     index = from_end(index, x.shape[along])
     if index.rank != x.rank:
-        raise TraceError(f"np.take_along_axis of rank {x.rank} with indices of rank {index.rank}")
+        raise TraceError(f"np.take_along_axis takes indices of the array's rank {x.rank}, not of rank {index.rank}")
     sides = [i if j == 1 else j for i, j in zip(x.shape, index.shape)]  # the axes other than `axis` broadcast
     wide = t.broadcast_to(x, [d if a == along else s for a, (d, s) in enumerate(zip(x.shape, sides))])
     places = t.broadcast_to(index, [index.shape[along] if a == along else s for a, s in enumerate(sides)])
@@ -165,7 +165,7 @@ def _extreme_place(build: Build) -> Build:
         if axis is not None:
             axis = axis_of(axis, a.rank)
         if 0 in (a.shape if axis is None else a.shape[axis : axis + 1]):
-            raise TraceError("argmax or argmin of no elements")
+            raise TraceError("argmax and argmin of no elements are not defined")
         return find(_comparable(a), axis, keepdims)
 
     return run

@@ -58,7 +58,7 @@ def _resize(a: Any, new_shape: Any) -> Any:
     shape = tuple(ints(new_shape))
     size, count = int(np.prod(shape)), static(flat._node.shape, "np.resize")[0]
     if any(d < 0 for d in shape):
-        raise TraceError(f"np.resize to {shape}")
+        raise TraceError(f"np.resize to {shape} is not possible: a size is negative")
     if not size or not count:
         return np.zeros_like(flat, shape=shape)
     repeats = -(-size // count)
@@ -89,7 +89,7 @@ def _leaves(part: Any) -> list[Any]:
 
 # ---------------------------------------------------------------- written in place
 def _into(array: Any, name: str) -> TracedArray:
-    """The array that a function writes into. Raises TraceError if it is not a traced one."""
+    """The array that the function np.`name` writes into. Raises TraceError if it is not a traced one."""
     if not is_traced(array):
         raise TraceError(
             f"np.{name} into an array that is not traced, which a program cannot do",

@@ -104,7 +104,7 @@ def _kron(a: Any, b: Any) -> Any:
 def _cross(a: Any, b: Any, axis: int = -1) -> Any:
     a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)
     if a.shape[-1] != 3 or b.shape[-1] != 3:
-        raise TraceError("np.cross of vectors that have not three components")
+        raise TraceError("np.cross of vectors without three components cannot be traced")
     (a0, a1, a2), (b0, b1, b2) = ([v[..., i] for i in range(3)] for v in (a, b))
     return np.stack([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0], axis)
 
@@ -125,7 +125,10 @@ def _multi_dot(arrays: Sequence[Any]) -> Any:
         if rows * outer * (inner + columns) >= inner * columns * (rows + outer):  # NumPy's order: integers wrap by it
             return np.dot(arrays[0], np.dot(arrays[1], arrays[2]))
     elif len(arrays) > 3 and any(np.dtype(common_dtype(v)).kind in "iub" for v in arrays):
-        raise TraceError("np.linalg.multi_dot of more than three arrays of integers", hint="np.dot in the wanted order")
+        raise TraceError(
+            "np.linalg.multi_dot of more than three arrays of integers cannot be traced",
+            hint="np.dot in the wanted order",
+        )
     found = arrays[0]
     for other in arrays[1:]:
         found = np.dot(found, other)
@@ -194,7 +197,7 @@ def _variables(m: Any, rowvar: bool) -> Any:
 
 def _cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None) -> Any:
     if any(np.ndim(v) > 2 for v in (m, y) if v is not None):
-        raise TraceError("np.cov of an array with more than two axes")
+        raise TraceError("np.cov of an array with more than two axes cannot be traced")
     rows = [_variables(v, rowvar) for v in (m, y) if v is not None]
     x = np.concatenate(rows) if len(rows) > 1 else rows[0]
     count = x.shape[1] - ((0 if bias else 1) if ddof is None else ddof)

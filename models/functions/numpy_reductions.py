@@ -12,7 +12,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import TracedArray, is_traced, traced
-from .numpy_builders import Axes, Build, as_dtype, ints
+from .numpy_builders import Axes, Build, as_dtype, axes_joined, axes_kept, named_axes
 from .numpy_ufunc_methods import reduce
 from .numpy_ufuncs import common_dtype
 
@@ -180,17 +180,20 @@ def _quantile(scale: float) -> Build:
             raise TraceError("quantiles by another method, or at traced places, cannot be traced")
         places = np.asarray(q, np.float64) / scale
         whole = scale == 1.0 and np.asarray(q).dtype.kind in "iub"  # 0 and 1 are elements, without interpolation
-        found = _quantiles(a, places.reshape(-1), axis, np.float64 if places.ndim else float, whole)
+        axes = named_axes(axis, a.ndim)
+        found = _quantiles(axes_joined(a, axes), places.reshape(-1), np.float64 if places.ndim else float, whole)
         if keepdims:
-            ones = [1 if axis is None or i in [v % a.ndim for v in ints(axis)] else d for i, d in enumerate(a.shape)]
-            found = [np.reshape(v, ones) for v in found]
+            found = [axes_kept(v, a.shape, axes) for v in found]
         return np.stack(found, 0).reshape((*places.shape, *found[0].shape)) if places.ndim else found[0]
 
     return build
 
 
-def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any], whole: bool) -> list[Any]:
-    a = _on_one_axis(a, axis)
+def _quantiles(a: Any, places: Any, number: Callable[[float], Any], whole: bool) -> list[Any]:
+    """The quantile of `a` along its last axis at each of `places` (0 to 1), interpolated linearly.
+
+    `number`: type of the interpolation weights. `whole`: every place is 0 or 1, an element without interpolation.
+    """
     size = a.shape[-1]
     ordered, holes = np.sort(a, -1), np.any(np.isnan(a), -1)
     found = []
@@ -205,27 +208,15 @@ def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any], 
     return found
 
 
-def _on_one_axis(a: Any, axis: Axes) -> Any:
-    """The array with the given axes (None: all) joined as its last one."""
-    if axis is None:
-        return np.ravel(a)
-    axes = [axis_of(v, a.ndim) for v in ints(axis)]
-    rest = [i for i in range(a.ndim) if i not in axes]
-    a = np.transpose(a, [*rest, *axes])
-    return np.reshape(a, (*a.shape[: len(rest)], -1))
-
-
 def _median(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:
-    flat = _on_one_axis(a.astype(_float_of(a)), axis)
+    axes = named_axes(axis, a.ndim)
+    flat = axes_joined(a.astype(_float_of(a)), axes)
     size, ordered = flat.shape[-1], np.sort(flat, -1)
     if not size:
         raise TraceError("np.median of no elements cannot be traced")
     middle = ordered[..., size // 2] if size % 2 else np.mean(ordered[..., size // 2 - 1 : size // 2 + 1], -1)
     found = np.where(np.any(np.isnan(flat), -1), flat.dtype.type(np.nan), middle)
-    if not keepdims:
-        return found
-    joined = range(a.ndim) if axis is None else [v % a.ndim for v in ints(axis)]
-    return np.reshape(found, [1 if i in joined else d for i, d in enumerate(a.shape)])
+    return axes_kept(found, a.shape, axes) if keepdims else found
 
 
 def _ptp(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:

@@ -67,7 +67,7 @@ def reduce(
         if x.shape != t.as_tensor(expression(array)).shape:
             raise TraceError("where= has more elements than the array")
     if ufunc.identity is None and start is None and any(x.shape[a] == 0 for a in axes):
-        raise TraceError(f"np.{ufunc.__name__}.reduce of no elements, which has no identity")
+        raise TraceError(f"np.{ufunc.__name__}.reduce of no elements is not defined: the function has no identity")
     build = REDUCTIONS.get(ufunc.__name__) if ufunc in BUILDERS else None
     first = None if start is None else operand(start, x.dtype)
     if build is None or not axes:
@@ -97,7 +97,9 @@ _FOLDED = (
 def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | None) -> Tensor:
     """Unroll a reduction into calls of the ufunc along the axis, starting with `first` if given."""
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (np.fmax, np.fmin):
-        raise TraceError(f"np.{ufunc.__name__}.reduce over several axes has no order")
+        raise TraceError(
+            f"np.{ufunc.__name__}.reduce over several axes is not defined: its result would depend on their order"
+        )
     if len(axes) != 1 and first is not None:
         return call(ufunc, (traced(first), traced(_folded(ufunc, x, axes, None))), {})._node  # type: ignore[no-any-return]
     for axis in axes:
@@ -128,7 +130,7 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
     """Result of `ufunc.accumulate(array, …)` on a traced array. Raises TraceError for options that cannot be traced."""
     x = t.as_tensor(expression(array))
     if not x.rank:
-        raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array")
+        raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array is not defined")
     place = _axis(axis, x.rank)
     names = reduction_dtypes(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])

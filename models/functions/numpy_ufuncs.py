@@ -190,7 +190,9 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     if arrays_in(value):
         raise TraceError("a list with traced arrays is no array", hint="np.stack makes an array of them")
     if type(value).__module__.partition(".")[0] == "torch":
-        raise TraceError("a Torch tensor beside a traced array of NumPy", hint="give Torch tensors as examples")
+        raise TraceError(
+            "a Torch tensor cannot be combined with a traced array of NumPy", hint="give Torch tensors as examples"
+        )
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -207,7 +209,7 @@ def common_dtype(*values: Any) -> str:
     try:
         return dtypes.name_of(np.result_type(*(numbers.get(k, k) for k in kinds)))
     except TypeError as error:
-        raise TraceError(f"operands without a common dtype: {error}") from None
+        raise TraceError(f"the operands have no common dtype: {error}") from None
 
 
 def operand(value: Any, dtype: str) -> Tensor:
@@ -311,7 +313,7 @@ def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
     `out` is not a traced array."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
-                         hint="leave `out` away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
+                         hint="leave `out` out, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
     array: TracedArray = out
     if where is not True:
         node = t.where(operand(where, "bool"), t.cast(node, array._node.dtype), array._node)

@@ -70,7 +70,7 @@ class Encoded:
         return self.dense(name, x, int(x.shape[-1]))  # type: ignore[arg-type]
 
     def first(self) -> Tensor:
-        """The states of the first position, [batch, hidden]."""
+        """The hidden states at the first position, [batch, hidden]."""
         return t.squeeze(t.slice_axis(self.states, 1, 0, 1), 1)
 
     def pooled(self) -> Tensor:

@@ -3,5 +3,5 @@
 In: an ONNX file.
 Out: a graph.
 Imports: egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, errors,
-    models.common, models.files, plain, processes.
+    models.common, models.files, plain, processes, wording.
 """

@@ -17,6 +17,7 @@ from ...egraph.ir.weight_data import Data
 from ...egraph.types import dtypes
 from ...egraph.types.dims import DimExpr, concrete
 from ...errors import TooLargeError
+from ...wording import spelled_bytes
 from .values import Array, Opaque, SymbolicInts, Value
 
 #: Limit on the elements of a value that is evaluated at load time for a shape, an axis or a scale.
@@ -60,8 +61,8 @@ class Context:
     def check(self, tensor: Tensor) -> Tensor:
         """Return the tensor. Raises TooLargeError if its static size exceeds the limit."""
         if all(isinstance(d, int) for d in tensor.shape) and tensor.type.nbytes > self.limit:
-            raise TooLargeError(f"a value of type {tensor.type} takes {tensor.type.nbytes:.3g} bytes",
-                                hint=f"the limit here is {self.limit} bytes")  # fmt: skip
+            raise TooLargeError(f"a value of type {tensor.type} takes {spelled_bytes(tensor.type.nbytes)}",
+                                hint=f"the limit here is {spelled_bytes(self.limit)}")  # fmt: skip
         return tensor
 
     def _pure(self, root: Tensor) -> int:

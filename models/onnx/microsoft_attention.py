@@ -55,7 +55,7 @@ def _count(n: Node, name: str) -> int:
     """The attribute `name`, a positive number. Raises ShapeError for another number."""
     found: int = n.attr(name)
     if found < 1:
-        raise ShapeError(f"{name}={found}")
+        raise ShapeError(f"{name} is {found}, not a positive number")
     return found
 
 

@@ -9,6 +9,7 @@ from ...egraph.ops.ops import OPS, Op
 from . import attention as onnx_attention
 from . import contract as onnx_contract
 from . import control as onnx_control
+from . import fourier as onnx_fourier
 from . import index as onnx_index
 from . import layout as onnx_layout
 from . import microsoft_attention as onnx_microsoft_attention
@@ -27,7 +28,7 @@ from . import sequence as onnx_sequence
 from .node import OPERATORS, simple
 
 assert composite_ops  # registers the composite ops
-assert onnx_contract and onnx_control and onnx_index and onnx_layout and onnx_norm and onnx_pointwise
+assert onnx_contract and onnx_control and onnx_fourier and onnx_index and onnx_layout and onnx_norm and onnx_pointwise
 assert onnx_attention and onnx_microsoft_attention and onnx_microsoft_fused and onnx_microsoft_qlinear
 assert onnx_microsoft_quantized
 assert onnx_pool and onnx_quantize and onnx_reduce and onnx_resize and onnx_rnn and onnx_sample and onnx_sequence

@@ -38,7 +38,7 @@ def parse_model(file: Path) -> Any:
     if not file.exists():
         raise BadModelError("there is no such file", where=str(file))
     if not file.is_file():
-        raise BadModelError("an ONNX model is a file, this is not", where=str(file))
+        raise BadModelError("an ONNX model is a file, and this is a folder or a device", where=str(file))
     size = file.stat().st_size
     if size == 0:
         raise BadModelError("the file is empty", where=str(file))

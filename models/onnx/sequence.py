@@ -14,7 +14,7 @@ def _place(n: Node, position: int, length: int, default: int) -> int:
     """Return an index in 0..length (negative ones count from the end); `default` if the operand is absent."""
     (found,) = n.ints(position) if n.has(position) else (default,)
     if not -length <= found <= length:
-        raise ShapeError(f"position {found} of a sequence of {length}")
+        raise ShapeError(f"position {found} is outside of a sequence of {length}")
     return found + length if found < 0 else found
 
 
@@ -47,7 +47,7 @@ def _at(n: Node) -> Result:
     items = n.listed()
     at = _place(n, 1, len(items), 0)
     if at == len(items):
-        raise ShapeError(f"position {at} of a sequence of {at}")
+        raise ShapeError(f"position {at} is outside of a sequence of {at}")
     return items[at]
 
 

@@ -17,6 +17,7 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...errors import UnsupportedError
+from ..common.complex_parts import LONGEST_DFT, Array, Parts, bilinear, real_inverse_roots, unit_roots
 from ..common.sampling import whole_sizes
 from . import aten_create, aten_views
 from . import aten_pointwise as p
@@ -24,8 +25,6 @@ from . import aten_reduce as r
 
 #: Complex dtype -> dtype of its parts.
 PARTS = {"complex64": "float32", "complex128": "float64"}
-#: Longest axis of a Fourier transform, which is lowered to a product with a constant DFT matrix.
-LONGEST = 2048
 
 
 @dataclass(frozen=True)
@@ -144,28 +143,16 @@ def _add(sign: int) -> Callable[..., Complex]:
     return run
 
 
-def _both(value: Any) -> list[Any]:
-    """Return the operands of the two real products with a real factor: both parts, or the real value twice."""
+def _parts(value: Any) -> Parts:
     if not is_complex(value):
-        return [value, value]
+        return value, None
     number = lifted(value)
-    return [number.re, number.im]
+    return number.re, number.im
 
 
 def _product(build: Callable[[Any, Any], Tensor]) -> Callable[..., Complex]:
-    """Return a builder of a bilinear map of complex operands.
-
-    With one real operand it takes two real products, not four.
-    """
-
-    def run(x: Any, y: Any) -> Complex:
-        if not (is_complex(x) and is_complex(y)):
-            re, im = (build(v, w) for v, w in zip(_both(x), _both(y)))
-            return Complex(re, im)
-        a, b = lifted(x), lifted(y)
-        return Complex(p.sub(build(a.re, b.re), build(a.im, b.im)), p.add(build(a.re, b.im), build(a.im, b.re)))
-
-    return run
+    """Return a builder of a bilinear map of operands, one of which is complex."""
+    return lambda x, y: Complex(*bilinear(build, _parts(x), _parts(y)))
 
 
 multiply = _product(lambda x, y: t.mul(*p.lift(x, y)))
@@ -197,15 +184,15 @@ def _equal(x: Any, y: Any) -> Tensor:
 
 
 # ---------------------------------------------------------------- Fourier transforms
-def _matrix(size: int, count: int, forward: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return (cosines, sines) of the DFT matrix, [size, count] each.
+def _refuse_long(size: int) -> None:
+    if size > LONGEST_DFT:
+        raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST_DFT})")
 
-    The sines are negated for the forward transform.
-    """
-    if size > LONGEST:
-        raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST})")
-    turns = np.outer(np.arange(size), np.arange(count)) % max(size, 1) * (2 * np.pi / max(size, 1))
-    return np.cos(turns), np.sin(turns) * (-1 if forward else 1)
+
+def _matrix(size: int, count: int, forward: bool) -> tuple[Array, Array]:
+    """Return (cosines, sines) of the DFT matrix's first `count` columns, [size, count] each."""
+    _refuse_long(size)
+    return unit_roots(size, count, size, -1 if forward else 1)
 
 
 def _norm(shape: Sequence[int], mode: int) -> float:
@@ -214,7 +201,8 @@ def _norm(shape: Sequence[int], mode: int) -> float:
     return (1.0, 1 / sqrt(count), 1 / count)[mode]
 
 
-def _along(x: Tensor, matrix: np.ndarray[Any, Any], dim: int) -> Tensor:
+def _along(x: Tensor, matrix: Array, dim: int) -> Tensor:
+    """Return the product of x's axis `dim` and a constant matrix, [x's size there, result's size there]."""
     return t.swapaxes(t.matmul(t.swapaxes(x, dim, -1), t.constant(matrix.astype(dtypes.numpy_dtype(x.dtype)))), dim, -1)
 
 
@@ -223,8 +211,7 @@ def _scaled(x: Complex, factor: float) -> Complex:
 
 
 def _transform(x: Complex, dim: int, size: int, forward: bool) -> Complex:
-    cos, sin = _matrix(size, size, forward)
-    return Complex(_along(x.re, cos, dim) - _along(x.im, sin, dim), _along(x.re, sin, dim) + _along(x.im, cos, dim))
+    return Complex(*bilinear(lambda v, m: _along(v, m, dim), (x.re, x.im), _matrix(size, size, forward)))
 
 
 def fft_complex(x: Complex, dims: Sequence[int], mode: int, forward: bool) -> Complex:
@@ -246,8 +233,8 @@ def fft_real(x: Tensor, dims: Sequence[int], mode: int, onesided: bool) -> Compl
     """
     sizes = whole_sizes([x.shape[d] for d in dims], "a Fourier transform")
     last, size = dims[-1], sizes[-1]
-    cos, sin = _matrix(size, size // 2 + 1 if onesided else size, True)
-    out = Complex(_along(x, cos, last), _along(x, sin, last))
+    matrix = _matrix(size, size // 2 + 1 if onesided else size, True)
+    out = Complex(*bilinear(lambda v, m: _along(v, m, last), (x, None), matrix))
     for dim, length in zip(dims[:-1], sizes):
         out = _transform(out, dim, length, True)
     return _scaled(out, _norm(sizes, mode))
@@ -263,10 +250,12 @@ def fft_to_real(x: Complex, dims: Sequence[int], mode: int, last_size: int) -> T
         x = _transform(x, dim, size, False)
     last, (have,) = dims[-1], whole_sizes((x.re.shape[dims[-1]],), "a Fourier transform")
     used = min(have, last_size // 2 + 1)
-    cos, sin = _matrix(last_size, used, False)
-    twice = np.where((np.arange(used) == 0) | (2 * np.arange(used) == last_size), 1.0, 2.0)
-    re, im = (t.slice_axis(v, last, 0, used) for v in (x.re, x.im))
-    out = _along(re, (cos * twice).T, last) - _along(im, (sin * twice).T, last)
+    _refuse_long(last_size)
+    re, im = (
+        _along(t.slice_axis(v, last, 0, used), matrix, last)
+        for v, matrix in zip((x.re, x.im), real_inverse_roots(used, last_size))
+    )
+    out = re - im
     return out * _norm((*sizes, last_size), mode)
 
 

@@ -33,7 +33,7 @@ def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
         try:
             program = torch.export.load(path)
         except Exception as error:
-            raise BadModelError(f"torch.export cannot read it: {first_line(error)}", where=str(path)) from error
+            raise BadModelError(f"torch.export cannot read the file: {first_line(error)}", where=str(path)) from error
     return from_exported(program, name=path.stem)
 
 
@@ -62,9 +62,11 @@ def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
     entries = archive.infolist()
     packed = next((e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
-        raise BadModelError(f"its entry {packed!r} is compressed; torch.export.save compresses none", where=str(path))
+        raise BadModelError(
+            f"the entry {packed!r} of the archive is compressed; torch.export.save compresses none", where=str(path)
+        )
     if sum(e.file_size for e in entries) > path.stat().st_size:
-        raise BadModelError("its entries are larger than the file", where=str(path))
+        raise BadModelError("the entries of the archive are larger than the file", where=str(path))
 
 
 def _inspect_archive(path: Path) -> None:

@@ -112,7 +112,7 @@ def dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
     if kind == "Pow" and isinstance(parts[1], int) and parts[1] >= 0:
         return dims_.volume((parts[0],) * parts[1])
     if kind not in ("Add", "Mul"):
-        raise UnsupportedError(f"the size {expression}")
+        raise UnsupportedError(f"the size {expression} cannot be expressed by sums, products, quotients and remainders")
     total: Dim = parts[0]
     for part in parts[1:]:
         total = total + part if kind == "Add" else total * part

@@ -167,7 +167,7 @@ class _Reader(ExportReader):
             return t.cast(t.full((), size, "int64") if isinstance(size, int) else size_tensor(size), "float32")
         build = _FLOATS.get(type(expression).__name__)
         if build is None:
-            raise UnsupportedError(f"the size {expression}")
+            raise UnsupportedError(f"the size {expression} cannot be expressed by operations on tensors")
         return functools.reduce(build, map(self._float, expression.args))
 
 

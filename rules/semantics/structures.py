@@ -41,7 +41,7 @@ def is_layout(op: str) -> bool:
 
 
 def folds(op: str) -> bool:
-    """Whether SMT proofs know an op as a reduction with a known combining operation."""
+    """Whether an op is a reduction whose combining operation (sum, maximum, …) SMT proofs can express."""
     return OPS[op].law == "reduce" and OPS[op].monoid in FOLDS
 
 

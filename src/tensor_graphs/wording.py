@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -20,6 +21,11 @@ def near(name: str, known: Iterable[str]) -> str:
     """Text that asks whether the known name nearest to a misspelt one is meant: ". Did you mean 'budget'?"; "" if none
     is near."""
     return next((f". Did you mean {found!r}?" for found in get_close_matches(name, list(known), 1, cutoff=0.7)), "")
+
+
+def spelled_values(values: Mapping[str, Any]) -> str:
+    """Named values, such as sizes of dimensions: "B=2, T=128"."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def spelled_bytes(count: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,15 @@ def joined(plans: Sequence[Plan]) -> Plan:
         roots += plan.graph.roots
     graph = Graph.of(roots[:1], name="together")
     return Plan(graph, tuple(values), tuple(steps), weights, tuple(outputs), {}, 0.0, 0.0)
+
+
+def library_results(cases: Sequence[Case]) -> Iterator[tuple[Case, Array, str]]:
+    """(case, first output of the kernel, text that names the case in messages) of each call of a library kernel. Every
+    kernel accepts its call."""
+    for row, call, _ in cases:
+        assert row.applies is not None and row.applies(call), f"{row.name} of {call}"
+    for case, (got, *_) in zip(cases, outputs_of(cases), strict=True):
+        yield case, got, f"{case[0].name} of {case[1]}"
 
 
 def outputs_of(cases: Sequence[Case]) -> list[tuple[Array, ...]]:

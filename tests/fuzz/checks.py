@@ -32,7 +32,7 @@ from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
-from tensor_graphs.extract.model.kernel import Backend
+from tensor_graphs.extract.model.backend import Backend
 from tensor_graphs.extract.model.plan import Plan
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.model.storage_dtypes import narrow_types

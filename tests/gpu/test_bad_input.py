@@ -28,6 +28,7 @@ from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.models.files.native import save_graph
+from tensor_graphs.wording import spelled_bytes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
@@ -106,7 +107,7 @@ def test_what_does_not_fit_is_said_before_anything_is_launched(_: int) -> None:
     wanted = program.memory()["cuda"]
     assert wanted >= 2 * 4 * HUGE**2
     for call in (program.bind, lambda: program(torch.empty(1, device="cuda").expand(HUGE, HUGE))):
-        with pytest.raises(DeviceMemoryError, match=rf"takes {wanted} bytes on cuda, \d+ of \d+ are free"):
+        with pytest.raises(DeviceMemoryError, match=rf"takes {spelled_bytes(wanted)} on cuda, .* of .* are free"):
             call()
     assert torch.cuda.max_memory_allocated() - before < 1 << 20
 
@@ -140,6 +141,7 @@ from tensor_graphs.backends.tuning.single_kernel import kernel_plan
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import DeviceFaultError, TensorGraphsError
 from tensor_graphs.extract.model.kernel import Call, Operand
+from tensor_graphs.wording import spelled_bytes
 import tensor_graphs.backends.registry as registry
 registry.register(BACKEND)
 far = next(k for k in BACKEND.templates if k.name == "faulty.far")

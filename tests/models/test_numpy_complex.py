@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import TraceError
 from tensor_graphs.models.functions.trace import trace
+
+from .traced_results import results
 
 RANDOM = np.random.default_rng(22)
 X = RANDOM.standard_normal((3, 4, 10))
@@ -81,14 +81,7 @@ ARITHMETIC: dict[str, Callable[[Any], Any]] = {
 
 
 def agrees(function: Callable[[Any], Any], x: Any) -> None:
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wanted = both(function(x))
-        graph = trace(lambda x: both(function(x)), [x])
-        found = evaluate(graph, {"x": x})
-    wanted = list(wanted) if isinstance(wanted, tuple) else [wanted]
-    for a, b in zip(found, map(np.asarray, wanted), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    for a, b in results(lambda x: both(function(x)), x):
         near = 2e-5 if x.dtype == np.float32 or b.dtype == np.float32 else 1e-11
         scale = np.abs(b[np.isfinite(b)]).max(initial=1e-30)
         np.testing.assert_allclose(a, b, rtol=near, atol=near * scale)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import ShapeError, TraceError
 from tensor_graphs.models.functions.trace import trace
+
+from .traced_results import results
 
 N = np.nan
 GRID, VALUES = np.array([-1.0, 0.0, 0.5, 0.5, 2.0]), np.array([3.0, -1.0, np.inf, np.inf, 7.0])
@@ -111,15 +111,7 @@ AT_PLACES: dict[str, Callable[[Any, Any], Any]] = {
 
 def agrees(function: Callable[..., Any], *arrays: Any) -> None:
     """Traced and evaluated, a function gives NumPy's results: values, shapes and dtypes."""
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wanted = function(*arrays)
-        graph = trace(function, arrays)
-        found = evaluate(graph, {str(n.attr("name")): a for n, a in zip(graph.inputs, arrays)})
-    wanted = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-    assert len(found) == len(wanted)
-    for a, b in zip(found, map(np.asarray, wanted)):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    for a, b in results(function, *arrays):
         near = 2e-6 if b.dtype == np.float32 else 1e-12
         np.testing.assert_allclose(a, b, rtol=near, atol=near * 1e-3)
 

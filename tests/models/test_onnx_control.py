@@ -124,7 +124,7 @@ def test_sequences_that_leave_the_graph_or_end_early(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"made by SplitToSequence .*, is a sequence"):
         load_onnx(save(tmp_path, [split], [outside], {}))
     beyond = [split, node("SequenceAt", ["s", "four"], ["y"])]
-    with pytest.raises(BadModelError, match="position 4 of a sequence of 4"):
+    with pytest.raises(BadModelError, match="position 4 is outside of a sequence of 4"):
         load_onnx(save(tmp_path, beyond, [info("y", None)], {"four": np.int64(4)}))
     with pytest.raises(UnsupportedError, match="of a sequence"):
         load_onnx(save(tmp_path, [split, node("Relu", ["s"], ["y"])], [info("y", None)], {}))

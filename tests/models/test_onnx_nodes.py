@@ -36,6 +36,7 @@ GAPS = {
 OLDER = r"test_dropout_random_old|test_dropout_default_old|test_loop11|test_scan_sum"
 #: Halves are rounded after every step by the reference and here, but not after the same steps.
 HALVES = r"attention.*(fp16|bf16|float16)"
+SUMS = 1e-6  # error of a zero that is a long sum, as a share of the largest result: the expected values have it
 
 
 @cache
@@ -134,7 +135,8 @@ def check(case: Any, folder: Path) -> None:
                 np.testing.assert_array_equal(value, expected)
             else:
                 rtol = 2e-2 if re.search(HALVES, case.name) else case.rtol
-                np.testing.assert_allclose(value.astype("f8"), expected.astype("f8"), rtol=rtol, atol=case.atol)
+                atol = max(case.atol, SUMS * np.abs(expected).max(initial=0)) if "dft" in case.name else case.atol
+                np.testing.assert_allclose(value.astype("f8"), expected.astype("f8"), rtol=rtol, atol=atol)
 
 
 def judge(chosen: list[Any], folder: Path) -> None:

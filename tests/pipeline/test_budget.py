@@ -712,7 +712,7 @@ def test_small_budgets_match_cheap_terms_and_what_was_written(
         session.omitted, session.budget_start = [], -budget * late
         found = match_all(session, task, rewritten)[-1].view
         assert (len(found) < len(rewritten.view)) == (narrow or late)
-        assert narrow == (Omission(OmittedWork.MATCHING, "dear terms") in session.omitted)
+        assert narrow == (Omission(OmittedWork.MATCHING, "expensive terms") in session.omitted)
         assert (UNREWRITTEN in session.omitted) == (late and not narrow)
         assert {t.op for t in task.work.nodes()} <= {*found.op}
     if narrow:

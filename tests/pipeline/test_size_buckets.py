@@ -242,7 +242,7 @@ def test_manifests_with_other_buckets_are_refused(rows: Any, message: str) -> No
 @pytest.mark.usefixtures("own_plans")
 def test_a_saved_plan_that_is_another_programs_is_refused(tmp_path: Path) -> None:
     folder = found().save(tmp_path / "saved")
-    with pytest.raises(BadModelError, match="it is a plan of a saved program"):
+    with pytest.raises(BadModelError, match="this file is a part of a saved program"):
         tg.load_program(folder / "plans" / "at_2")
     other = Program(replace(direct_plan(product().bind({"T": 4}), [backend("numpy")])), {"w": W})
     other.save(tmp_path / "other")

@@ -206,7 +206,7 @@ def test_index_maps_reach_regions_notation_and_layouts() -> None:
 
 def test_facts_reach_fusion_work_and_the_drawing_of_operands() -> None:
     from tensor_graphs.backends.tuning.gpu_operands import operand_roles as gpu_roles
-    from tensor_graphs.backends.verification.inputs import input_distributions
+    from tensor_graphs.backends.verification.input_distributions import input_distributions
     from tensor_graphs.egraph.view.view import view_of
     from tensor_graphs.extract.fusion.groups import FusionGroups
     from tensor_graphs.extract.model.work import graph_flops

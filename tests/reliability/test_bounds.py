@@ -503,7 +503,7 @@ def test_references_that_do_not_fit_are_refused_before_they_are_computed(
     assert verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance).passed
     monkeypatch.setattr(room, "available_bytes", lambda: 1 << 20)
     monkeypatch.setattr(reference, "evaluate", lambda *_, **__: pytest.fail("computed"))
-    with pytest.raises(TooLargeError, match=r"verification takes at least \d+ bytes of memory, 1048576 are available"):
+    with pytest.raises(TooLargeError, match=r"verification takes at least [\d.]+ .iB of memory, 1 MiB are available"):
         verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance)
     monkeypatch.setattr(room, "available_bytes", lambda: 4 << 20)
     stripped = large(lambda x: x + x)
@@ -649,7 +649,7 @@ def test_timing_against_the_caller_is_left_out_where_memory_is_short(monkeypatch
     rival = Caller.of(twice, (x,), {})
     assert rival is not None and not why_not_replaceable(program, rival, as_graph(twice, (x,)), {})
     monkeypatch.setattr(room, "available_bytes", lambda: 100)
-    assert "bytes of memory, 100 are available" in why_not_replaceable(program, rival, as_graph(twice, (x,)), {})
+    assert "iB of memory, 0.09766 KiB are available" in why_not_replaceable(program, rival, as_graph(twice, (x,)), {})
 
 
 def test_long_calls_are_not_repeated_for_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

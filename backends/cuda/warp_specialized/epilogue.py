@@ -13,7 +13,7 @@ from ....egraph.types.dtypes import itemsize
 from ...ir.expr import Expr
 from ...ir.index import Axis
 from ...ir.kernel import OutputStore
-from ...ir.tensor_maps import as_one
+from ...ir.tensor_maps import flattened
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaPart, CudaScope, Local, nest_of
 from ..emit.loads import ThreadLoads
@@ -137,12 +137,10 @@ class GemmEpilogue(CudaPart):
         buffer, begin = self.kernel.buffers[store.buffer], self._origins()
         if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:
             return ""
-        at, ones = store.at, {d: Axis(f"{d}_all", frame.extent[d]) for d in begin}
-        for d, one in ones.items():
-            moved = as_one(at, frame.groups[d], one)
-            if moved is None:
-                return ""
-            at = moved
+        ones = {d: Axis(f"{d}_all", frame.extent[d]) for d in begin}
+        at = flattened(store.at, ((frame.groups[d], one) for d, one in ones.items()))
+        if at is None:
+            return ""
         steps = dict(at.terms)
         if steps[ones["n"]] != 1 or not {*steps} <= {*ones.values(), *self.shape.batch}:
             return ""

@@ -8,7 +8,7 @@ from math import prod
 
 from ....egraph.types.dtypes import itemsize
 from ...ir.index import Axis, Index
-from ...ir.tensor_maps import Box, as_one, box
+from ...ir.tensor_maps import Box, box, flattened
 from ..emit.frame import CudaPart
 from .frame import GemmFrame
 from .parameters import DEPTH
@@ -30,15 +30,13 @@ class TensorMaps(CudaPart):
         """
         frame = self.frame
         ones = {d: Axis(f"{d}_all", prod(a.size for a in frame.groups[d])) for d in origins}
-        for d, one in ones.items():
-            moved = as_one(at, frame.groups[d], one)
-            if moved is None:
-                return None
-            at = moved
+        flat = flattened(at, ((frame.groups[d], one) for d, one in ones.items()))
+        if flat is None:
+            return None
         tiles = {one: (origins[d], frame.tile.get(d, DEPTH)) for d, one in ones.items()}
         ends = {one for d, one in ones.items() if frame.ragged(d)}
-        found = box(at, tiles, itemsize(dtype), lambda a: a.name, ends)
-        if found is None or at.axes - {*ones.values(), *self.shape.batch}:
+        found = box(flat, tiles, itemsize(dtype), lambda a: a.name, ends)
+        if found is None or flat.axes - {*ones.values(), *self.shape.batch}:
             return None
         return found, next(d for d, one in ones.items() if one == found.axes[1])
 

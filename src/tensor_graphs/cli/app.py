@@ -50,7 +50,6 @@ from .arguments import (
 from .console import (
     Answer,
     Json,
-    Out,
     Verbose,
     discard,
     open_missing_streams,
@@ -76,7 +75,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Find the fastest equivalent of a tensor program by e-graph rewriting and measured kernel costs.",
+    help="Find the fastest equivalent of a tensor program by e-graph rewriting and measured kernel costs."
+    "\n\nBegin with `tensor-graphs optimize model.onnx`, then `tensor-graphs explain` on the folder that it names. Each command has --help.",
 )  # fmt: skip
 app.add_typer(db_app, name="db")
 app.add_typer(rules_app, name="rules")
@@ -131,7 +131,8 @@ def options(
 
 @app.command()
 def optimize(
-    model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = Options.budget,
+    model: Model, output: Annotated[Path | None, typer.Option("-o", "--output", help="folder to write the program to; default: the name of the model and -optimized")] = None,
+    dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = Options.budget,
     tolerance: ToleranceOption = str(Options.tolerance), costdb: CostDb = None,
     verify: Annotated[bool, typer.Option(help=summary("verify"))] = Options.verify,
     measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,

@@ -10,7 +10,10 @@ import typer
 from ..options import summary
 
 Model = Annotated[
-    str, typer.Argument(help="a .onnx, .gguf, .pt2 or .safetensors file (with a graph), or a folder with config.json")
+    str,
+    typer.Argument(
+        help="a .onnx, .gguf or .pt2 file, a .safetensors file that tg.save_graph wrote, or a folder with config.json and safetensors"
+    ),
 ]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension to optimize at; repeatable")
@@ -26,7 +29,7 @@ Roots = Annotated[
     list[str] | None,
     typer.Option(
         "--root",
-        help="class to extract instead of the file's roots: its id, that of a node of it, or an egglog variable; repeatable",
+        help="class to extract instead of the file's roots: its id, the id of one of its nodes, or the name of an egglog variable; repeatable",
     ),
 ]
 Trust = Annotated[bool, typer.Option("--trust-model", help=summary("trust"))]

@@ -24,7 +24,6 @@ from ..progress import Progress
 from ..writing.files import is_stream
 
 Json = Annotated[bool, typer.Option("--json", help="print exactly one JSON document on stdout")]
-Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or folder")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print progress on stderr")]
 
 

@@ -12,7 +12,7 @@ from ..errors import ExtractionError, Interrupted, UsageError
 from ..options import Options
 from ..writing.files import is_stream
 from .arguments import Backend, Beam, Budget, CostDb, Dims, Effort, Iterations, Model, Nodes, Roots, Slack, Trust
-from .console import Answer, Json, Out, Verbose, tell, working, writable
+from .console import Answer, Json, Verbose, tell, working, writable
 from .kernels import sizes
 
 
@@ -62,7 +62,8 @@ def _lines(document: Mapping[str, Any]) -> str:
 
 
 def extract(
-    file: Annotated[Path, typer.Argument(help="e-graph JSON file (.json or .json.gz)")], output: Out = None,
+    file: Annotated[Path, typer.Argument(help="e-graph JSON file (.json or .json.gz)")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder to write the program to; without it, only the costs are printed")] = None,
     time_limit: Annotated[float, typer.Option(help="time limit of the solvers in seconds")] = 10.0,
     method: Annotated[str, typer.Option(help="solver: auto, greedy, cp-sat, highs or frontier")] = "auto",
     root: Roots = None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
-from ..wording import counted, rewriting_end, spelled_bytes
+from ..wording import counted, rewriting_end, spelled_bytes, spelled_values
 
 if TYPE_CHECKING:
     from ..explorer.explain_rewrites import BlockRewrites
@@ -64,7 +64,7 @@ def explain(
     }  # fmt: skip
     lines = [f"{graph.name}({', '.join(inputs)}) -> {', '.join(outputs)}"]
     if prepared.sizes:
-        lines.append("sizes: " + ", ".join(f"{n}={s}" for n, s in prepared.sizes.items()))
+        lines.append("sizes: " + spelled_values(prepared.sizes))
     lines += [
         f"{parameters:,} parameters, {counted(len(graph.nodes()), 'node')}, {document['simplified_nodes']} once simplified",
         f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}",

@@ -11,7 +11,7 @@ import typer
 from ..errors import Interrupted, KernelRefusedError, UsageError
 from ..options import Options, summary
 from ..plain import as_int
-from .console import Answer, Json, Out, Verbose, working, writable
+from .console import Answer, Json, Verbose, working, writable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,7 +71,7 @@ def list_kernels(
 @app.command("wanted")
 def wanted_kernels(
     model: Annotated[str, typer.Argument(help="a model, as for `optimize`")],
-    output: Out = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder to write the briefs (and with --propose the kernels) to")] = None,
     count: Annotated[int, typer.Option(help="maximum number of briefs")] = 5,
     dim: Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension; repeatable")] = None,
     backend: Annotated[str, typer.Option(help=summary("backend"))] = "auto",

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import Interrupted, RuleError, TensorGraphsError, UsageError, VerificationError
 from ..writing.files import write_text
-from .console import Answer, Json, Out, Verbose, text_of, working, writable
+from .console import Answer, Json, Verbose, text_of, working, writable
 
 if TYPE_CHECKING:
     from ..rules.files import rule_file
@@ -134,7 +134,8 @@ def synthesize_rules(
     seed: Annotated[int, typer.Option(help="random seed of the values on which terms are compared")] = 0,
     compare: Annotated[Path | None, typer.Option(help="rule file: report how many of its rules the found rules derive")] = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of the --compare file are one rule")] = False,
-    output: Out = None, as_json: Json = False, verbose: Verbose = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="file to write the rules to")] = None,
+    as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Find rules over the given ops by enumerating terms.
 

@@ -22,7 +22,7 @@ from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError, ShapeError
 from ..models.files.graph_json import attrs_from_json, attrs_to_json
 from ..models.files.limits import check_size
-from ..wording import with_article
+from ..wording import spelled_values, with_article
 
 KEY = "tensor_graphs"  # top-level key of the record
 VERSION = 1
@@ -41,8 +41,7 @@ def one_size(sizes: Mapping[str, int]) -> str:
     """Warning that an e-graph was made at one size of each free dimension, by name; "" if there are none."""
     if not sizes:
         return ""
-    given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    return f"the e-graph was made at {given}: its program has these sizes only (`optimize` makes one for every size)"
+    return f"the e-graph was made at {spelled_values(sizes)}: its program has these sizes only (`optimize` makes one for every size)"
 
 
 def sizes_of(record: Mapping[str, Any], where: str) -> dict[str, int]:

@@ -156,5 +156,7 @@ def _texts(name: str, selectors: Sequence[str]) -> Sequence[str]:
     """The selectors as a list; one text is one selector. Raises UsageError for anything else."""
     found = [selectors] if isinstance(selectors, str) else selectors
     if not isinstance(found, Sequence) or not all(isinstance(s, str) for s in found):
-        raise UsageError(f"{name}={found!r}", hint=f"{name} is a list of texts: kernels, e-nodes, layouts or rules")
+        raise UsageError(
+            f"invalid argument {name}={found!r}", hint=f"{name} is a list of texts: kernels, e-nodes, layouts or rules"
+        )
     return list(found)

@@ -40,7 +40,8 @@ class Decoding(Protocol):
 
     def logits(self, index: int) -> Array:
         """Copy of the logits from which the last round chose the token `index` of each row (sequence of the batch),
-        [batch, vocabulary] float32; on a GPU those of the last step that has begun, up to 2 `POLL` - 1 later."""
+        [batch, vocabulary] float32. On a GPU, where steps run ahead of the host, those of the latest step that has
+        begun, which may be up to 2 `POLL` - 1 steps later."""
 
     @property
     def acceptance(self) -> float:

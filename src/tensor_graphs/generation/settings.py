@@ -70,7 +70,7 @@ class Sampling:
 
 def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
     if isinstance(value, bool) or not low <= as_float(value) <= high or math.isinf(value):
-        raise UsageError(f"{name}={repr(value)[:80]}", hint=hint)
+        raise UsageError(f"invalid argument {name}={repr(value)[:80]}", hint=hint)
 
 
 def whole_number(name: str, value: Any, least: int, hint: str) -> int:
@@ -173,5 +173,7 @@ def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozen
     texts = tuple(s for s in items if isinstance(s, str))
     numbers = [s for s in items if not isinstance(s, str)]
     if any(not s for s in texts):
-        raise UsageError("an empty text in stop")
+        raise UsageError(
+            "invalid argument stop: it has an empty text", hint="token ids and texts of at least one character"
+        )
     return frozenset(token_ids(numbers, vocabulary) if numbers else ()), texts

@@ -44,7 +44,8 @@ def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
         )
     if count + 1 > caches.most:
         raise UsageError(
-            f"draft_tokens={count}", hint=f"a round of this generator has at most {caches.most - 1} proposals"
+            f"invalid argument draft_tokens={count}",
+            hint=f"a round of this generator has at most {caches.most - 1} proposals",
         )
     refuse_wrong_weights(folder, caches)
     programs = Programs(folder, caches, vocabulary, own.budget, own.options, prefix="draft-")

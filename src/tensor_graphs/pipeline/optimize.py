@@ -19,8 +19,8 @@ from ..bytecode import bytecode_kept
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..errors import UnusableKernelsError, UsageError
+from ..extract.model.backend import Backend
 from ..extract.model.gc_pause import gc_frozen
-from ..extract.model.kernel import Backend
 from ..models.common.quantized_graph import codes_kept, quantized
 from ..options import Options
 from ..progress import Progress

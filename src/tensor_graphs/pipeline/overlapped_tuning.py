@@ -21,8 +21,8 @@ from ..egraph.blocks.blocks import Blocks
 from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
 from ..extract.candidates.hypergraph import Hypergraph
+from ..extract.model.backend import Backend
 from ..extract.model.clock import Clock, Halted
-from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer
 from ..extract.search.search import measure_ahead
 from .context.reserves import FULL_S

@@ -12,8 +12,8 @@ from ..backends.gpu_context import begin_context
 from ..backends.program.launch.binaries import Binaries
 from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
+from ..extract.model.backend import Backend
 from ..extract.model.clock import Halted
-from ..extract.model.kernel import Backend
 from ..report.omissions import Omission, OmittedWork
 from .cache.cached_kernels import read_kernels, write_kernels
 from .cache.facts import fact, keep_fact

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BadModelError
 from ..extract.model.plan import Plan
 from ..plain import Natural, decode, read_bytes
-from ..wording import counted, spelled_us
+from ..wording import counted, spelled_us, spelled_values
 from .older_reports import FIELDS, renamed
 from .records import (
     Amount,
@@ -209,7 +209,7 @@ class Report:
         rest = [
             ("weights", self.quantization),
             ("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())),
-            ("fixed", ", ".join(f"{name}={value}" for name, value in self.fixed_arguments.items())),
+            ("fixed", spelled_values(self.fixed_arguments)),
             *(("bucket", str(b)) for b in self.buckets),
             *(("user", str(k)) for k in self.user_kernels),
             ("seconds", f"{sum(self.seconds.values()):.1f}: "

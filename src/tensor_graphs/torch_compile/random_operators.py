@@ -1,4 +1,4 @@
-"""Makes random operators of a traced graph independent of its values, so that they do not divide its programs.
+"""Moves random operators of a traced graph before its programs, which then need not be split where one occurs.
 
 Random operators run eagerly, in the order of the graph, and draw the numbers that eager calls draw. Of dropout's
 operand they need only shape, dtype and memory layout: they get an uninitialized tensor of these, run before the

@@ -3,5 +3,5 @@
 In: a graph and a program.
 Out: a verdict with errors.
 Imports: backends, backends.runtime, backends.tuning, backends.verification, costdb.keys, egraph.evaluate, egraph.ir,
-    egraph.patterns, egraph.types, errors, extract.model, plain, processes, rules.check.
+    egraph.patterns, egraph.types, errors, extract.model, plain, processes, rules.check, wording.
 """

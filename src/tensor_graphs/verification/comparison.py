@@ -231,10 +231,8 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
 
 def rounding_allowance(tolerance: Tolerance) -> float:
-    """Relative error that a tolerance lets kernels add by rounding operands to fewer digits.
-
-    A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
-    """
+    """Relative error that kernels which round operands to fewer digits (TF32, 16-bit products) may add under a
+    tolerance: the tolerance itself if it is a number, two float32 ulps for "eager" and "fast", 0 for "exact"."""
     return allowed_error(tolerance, 0.0, "float32")
 
 

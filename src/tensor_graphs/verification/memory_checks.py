@@ -15,6 +15,7 @@ from ..egraph.types import dtypes
 from ..egraph.types.dims import concrete
 from ..errors import DeviceMemoryError, TooLargeError
 from ..processes.memory_limits import available_bytes, host_bytes
+from ..wording import spelled_bytes
 
 _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
@@ -40,7 +41,9 @@ def refuse_too_large(graph: Graph) -> None:
     """Raise TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
     if (needed := input_output_bytes(graph)) > (have := host_bytes()):
         raise TooLargeError(
-            f"inputs and results take {needed} bytes, this machine has {have}", where=graph.name, hint=_HINT
+            f"inputs and results take {spelled_bytes(needed)}, this machine has {spelled_bytes(have)}",
+            where=graph.name,
+            hint=_HINT,
         )
 
 
@@ -52,7 +55,9 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
     have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
     if have and (needed := input_output_bytes(graph)) > have:
         raise DeviceMemoryError(
-            f"inputs and results take {needed} bytes, the GPU has {have}", where=graph.name, hint=_HINT
+            f"inputs and results take {spelled_bytes(needed)}, the GPU has {spelled_bytes(have)}",
+            where=graph.name,
+            hint=_HINT,
         )
 
 
@@ -100,7 +105,9 @@ def refuse_more_than_available(needed: int, what: str, graph: Graph, hint: str =
     """
     if needed > (have := available_bytes()):
         raise TooLargeError(
-            f"{what} takes at least {needed} bytes of memory, {have} are available", where=graph.name, hint=hint
+            f"{what} takes at least {spelled_bytes(needed)} of memory, {spelled_bytes(have)} are available",
+            where=graph.name,
+            hint=hint,
         )
 
 
@@ -114,7 +121,9 @@ def eager_bytes(graph: Graph) -> int:
 def memory_shortage(needed: int) -> str:
     """Text that says how many bytes are missing if `needed` are not available; "" if they are."""
     have = available_bytes()
-    return f"it may take {needed} bytes of memory, {have} are available" if needed > have else ""
+    return (
+        f"it may take {spelled_bytes(needed)} of memory, {spelled_bytes(have)} are available" if needed > have else ""
+    )
 
 
 @contextmanager
@@ -124,7 +133,7 @@ def memory_errors_named(graph: Graph) -> Iterator[None]:
         yield
     except MemoryError as error:
         largest = max((n.type for n in graph.nodes()), key=lambda kind: kind.nbytes)
-        what = f"{error or 'an allocation failed'}; the largest value, {largest}, takes {largest.nbytes} bytes"
+        what = f"{error or 'an allocation failed'}; the largest value, {largest}, takes {spelled_bytes(largest.nbytes)}"
         raise TooLargeError(f"memory ran out: {what}", where=graph.name, hint=_HINT) from error
 
 

@@ -14,16 +14,9 @@ import numpy as np
 
 from ..backends.gpu import is_gpu
 from ..backends.runtime.marshalling import array_of, is_torch, tensor_of
+from ..backends.verification.input_distributions import InputDistribution, input_distributions
 from ..backends.verification.inputs import SHARE as ODD_SHARE
-from ..backends.verification.inputs import (
-    InputDistribution,
-    input_distributions,
-    kinds_of_lines,
-    odd_numbers,
-    odd_share,
-    random_indices,
-    whole_numbers,
-)
+from ..backends.verification.inputs import kinds_of_lines, odd_numbers, odd_share, random_indices, whole_numbers
 from ..backends.verification.ties import made_alike
 from ..backends.verification.torch_reference import evaluate_tensors
 from ..backends.verification.uniform_lines import make_lines_uniform, make_whole_uniform

@@ -12,7 +12,7 @@ from tensor_graphs.extract.model.kernel import Call
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 
 from ..reference import expected
-from ..together import outputs_of
+from ..together import library_results
 
 SCALES, POINTS = "amspju", "zyoqv"  # operands: float factors and scales; zero points
 
@@ -47,10 +47,8 @@ def compare(calls: Iterable[tuple[LibraryKernel, Call, int, int]]) -> None:
     floats within rounding, bytes except for a few whose value before rounding lies next to a half. `calls`: kernel,
     call, terms of each sum, and the seed of its operands."""
     cases = [(row, call, drawn(call, terms, seed)) for row, call, terms, seed in calls]
-    for row, call, _ in cases:
-        assert row.applies is not None and row.applies(call), row.name
-    for (row, call, operands), (got, *_) in zip(cases, outputs_of(cases), strict=True):
-        want, of = expected(row, call, operands), f"{row.name} of {call}"
+    for case, got, of in library_results(cases):
+        want = expected(*case)
         if got.dtype == np.float32:
             np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5, err_msg=of)
         elif got.dtype == np.int32:

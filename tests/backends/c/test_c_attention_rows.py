@@ -19,7 +19,7 @@ from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from ..reference import expected
-from ..together import outputs_of
+from ..together import library_results
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in attention_rows()}
@@ -50,17 +50,16 @@ def check(*calls: tuple[str, Call], large: float = 1.0, hidden: float = 0.0) -> 
     """Kernels, which are compiled together, accept these calls and agree with float64."""
     cases = []
     for name, call in calls:
-        row, rng = ROWS[name], np.random.default_rng(0)
-        assert row.applies is not None and row.applies(call), name
+        rng = np.random.default_rng(0)
         draw = lambda o, rng=rng: in_layout((large * rng.standard_normal(o.type.shape)).astype(np.float32), o)
         operands = {n: draw(o) for n, o in call.operands.items()}
         if hidden:
             m = operands["m"]
             m[rng.random(m.shape) < hidden] = -np.inf
             m[..., 0] = 0.0
-        cases.append((row, call, operands))
-    for (row, call, operands), (got, *_) in zip(cases, outputs_of(cases), strict=True):
-        want, of = expected(row, call, operands).astype(float), f"{row.name} of {call}"
+        cases.append((ROWS[name], call, operands))
+    for case, got, of in library_results(cases):
+        want = expected(*case).astype(float)
         assert got.shape == want.shape, of
         np.testing.assert_allclose(got, want, rtol=2e-5 * max(large, 1) ** 2, atol=2e-6 * large, err_msg=of)
 

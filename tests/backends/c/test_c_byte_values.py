@@ -21,7 +21,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.onnx.quantize import dynamic_quantize
 
 from ..reference import expected
-from ..together import outputs_of
+from ..together import library_results
 from .test_c_convolutions import last
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
@@ -72,10 +72,8 @@ def check(calls: Iterable[tuple[str, Call]]) -> None:
     """Results of kernels, which are compiled together, equal the interpreter's in float32; bytes of inexact functions
     may be neighbours at a half."""
     cases = [(ROWS[name], call, drawn(call)) for name, call in calls]
-    for row, call, _ in cases:
-        assert row.applies is not None and row.applies(call), row.name
-    for (row, call, given), (got, *_) in zip(cases, outputs_of(cases), strict=True):
-        want, of = expected(row, call, given, float64=False), f"{row.name} of {call}"
+    for (row, call, given), got, of in library_results(cases):
+        want = expected(row, call, given, float64=False)
         assert len(np.unique(want)) > 8 or "softmax" in row.name, f"a result that shows little: {of}"
         if got.dtype == np.float32:
             np.testing.assert_allclose(got, want, rtol=2e-6, atol=4e-6, err_msg=of)

@@ -22,7 +22,7 @@ from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from ..reference import expected
-from ..together import outputs_of
+from ..together import library_results
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in linear_rows()}
@@ -38,13 +38,11 @@ def call_of(name: str, x: tuple[int, ...], n: int) -> Call:
 
 def check(calls: Iterable[tuple[str, Call]], limit: float = 5e-7) -> None:
     """Kernels, which are compiled together, accept these calls and agree with float64."""
-    cases, rng = [], np.random.default_rng(0)
-    for name, call in calls:
-        row, draw = ROWS[name], lambda o: rng.standard_normal(o.type.shape).astype(np.float32)
-        assert row.applies is not None and row.applies(call), name
-        cases.append((row, call, {n: in_layout(draw(o), o) for n, o in call.operands.items()}))
-    for (row, call, operands), (got, *_) in zip(cases, outputs_of(cases), strict=True):
-        want, of = expected(row, call, operands).astype(float), f"{row.name} of {call}"
+    rng = np.random.default_rng(0)
+    draw = lambda o: rng.standard_normal(o.type.shape).astype(np.float32)
+    cases = [(ROWS[n], call, {o: in_layout(draw(v), v) for o, v in call.operands.items()}) for n, call in calls]
+    for case, got, of in library_results(cases):
+        want = expected(*case).astype(float)
         assert got.shape == want.shape, of
         assert np.linalg.norm(got.astype(float) - want) <= limit * np.linalg.norm(want), of
 
@@ -113,8 +111,8 @@ def test_activations_of_large_values_and_nan() -> None:
     names = [f"c.tiled_linear{ending}" for ending in ("_silu", "_gelu_tanh", "_relu", "_hard_swish")]
     x = np.array([np.nan, 1e4, -1e4, 200.0, -200.0, 30.0, -30.0, 0.0, -1e-6], np.float32)[:, None]
     cases = [(ROWS[name], call_of(name, (9, 1), 19), {"x": x, "w": np.ones((1, 19), np.float32)}) for name in names]
-    for case, (got, *_) in zip(cases, outputs_of(cases), strict=True):
-        np.testing.assert_allclose(got, expected(*case), rtol=2e-6, atol=1e-30, err_msg=case[0].name)
+    for case, got, of in library_results(cases):
+        np.testing.assert_allclose(got, expected(*case), rtol=2e-6, atol=1e-30, err_msg=of)
 
 
 def test_packed_weights_begin_at_a_cache_line() -> None:

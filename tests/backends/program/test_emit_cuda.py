@@ -28,6 +28,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
 from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.wording import spelled_bytes
 
 from .test_program import encoder
 
@@ -322,7 +323,8 @@ def test_too_large_programs_are_refused_before_anything_is_launched(monkeypatch:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 400)
     with pytest.raises(
-        DeviceMemoryError, match=rf"takes {program.memory()['cuda']} bytes on cuda, 1100 of 2000 are free"
+        DeviceMemoryError,
+        match=rf"takes {spelled_bytes(program.memory()['cuda'])} on cuda, 1.074 KiB of 1.953 KiB are free",
     ):
         program.bind()
 

@@ -32,7 +32,7 @@ from tensor_graphs.backends.tuning.measured_operands import drawn, operand_value
 from tensor_graphs.backends.tuning.measurement import Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.result_check import Wrong, accuracy
 from tensor_graphs.backends.tuning.worker_process import CpuWorkerProcess
-from tensor_graphs.backends.verification.inputs import InputDistribution
+from tensor_graphs.backends.verification.input_distributions import InputDistribution
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous

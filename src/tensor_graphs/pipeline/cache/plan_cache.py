@@ -26,7 +26,8 @@ from ...costdb.store import shards
 from ...costdb.store.store import Store
 from ...egraph.ir.graph import Graph
 from ...errors import TensorGraphsError
-from ...extract.model.kernel import Backend, Candidate, Vertex
+from ...extract.model.backend import Backend
+from ...extract.model.kernel import Candidate, Vertex
 from ...extract.model.plan import Plan
 from ...models.files.graph_json import graph_to_json
 from ...plain import decode

@@ -19,7 +19,7 @@ from ...costdb.keys.device import GPU_KIND, gpu_machine
 from ...costdb.store.store import Store
 from ...egraph.saturate.worker import default_pool
 from ...errors import DeviceUnavailableError, WorkerError, warned
-from ...extract.model.kernel import Backend
+from ...extract.model.backend import Backend
 from ...extract.model.pricing import Measurer
 from ...extract.search.preload import STORE_MODULES, import_in_background, in_background
 from ...options import CommonOptions, Options

@@ -5,5 +5,5 @@ Out: a program for all of its sizes.
 Imports: backends, backends.generate, backends.program, backends.program.emit, backends.runtime, egraph.evaluate,
     egraph.ir, egraph.ops, egraph.saturate, egraph.simplify, egraph.types, egraph.view, errors, extract.candidates,
     extract.model, extract.search, options, pipeline.context, pipeline.execution, pipeline.sources, report,
-    verification.
+    verification, wording.
 """

@@ -28,8 +28,9 @@ from ...egraph.simplify.widen import widen
 from ...egraph.view.view import EGraphView
 from ...errors import NoPlanError
 from ...extract.candidates.hypergraph import Hypergraph
+from ...extract.model.backend import Backend
 from ...extract.model.gc_pause import gc_paused
-from ...extract.model.kernel import Backend, Call, Candidate, Strides, Template, Vertex, contiguous
+from ...extract.model.kernel import Call, Candidate, Strides, Template, Vertex, contiguous
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_call, holds_at_all_sizes, lifted_call
 from ...extract.model.storage_dtypes import narrow_types

@@ -22,7 +22,7 @@ from ...backends.registry import on_gpu
 from ...egraph.ir.graph import Graph
 from ...egraph.types.dims import dim
 from ...errors import UsageError
-from ...extract.model.kernel import Backend
+from ...extract.model.backend import Backend
 from ...options import Options
 from ...report.omissions import Omission, OmittedWork
 from ...report.records import BucketReport

@@ -20,6 +20,7 @@ from ...report.omissions import Omission
 from ...verification.comparison import FACTORS, OutputError, Tolerance
 from ...verification.reference import KEPT_BYTES
 from ...verification.verify import verify
+from ...wording import spelled_values
 from ..execution.run_program import run_flat
 from .size_ranges import Sizes, ranges
 
@@ -141,18 +142,14 @@ class SizeVerifier:
             if wrong := [o for o in verdict.outputs if not _tolerable(o, tolerance)]:
                 return self._failure(sizes, wrong[0].message)
             if omission := Omission.of(verdict.omitted):
-                left_out.append(replace(omission, detail=f"{omission.detail} at {_text(sizes)}"))
+                left_out.append(replace(omission, detail=f"{omission.detail} at {spelled_values(sizes)}"))
         if omitted is not None:
             omitted += left_out
         return ""
 
     def _failure(self, sizes: Sizes, what: str) -> str:
-        self.failed.append(f"at {_text(sizes)}: {what}")
+        self.failed.append(f"at {spelled_values(sizes)}: {what}")
         return self.failed[-1]
-
-
-def _text(sizes: Sizes) -> str:
-    return ", ".join(f"{n}={s}" for n, s in sizes.items())
 
 
 def _tolerable(output: OutputError, tolerance: Tolerance) -> bool:

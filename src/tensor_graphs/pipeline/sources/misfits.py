@@ -14,6 +14,7 @@ from ...egraph.ops.ops import Type
 from ...egraph.ops.type_laws import infer
 from ...egraph.types.dims import bind, symbols
 from ...errors import BadModelError, ShapeError, TensorGraphsError
+from ...wording import spelled_values
 
 TRIED = 64  # most sizes that are tried
 
@@ -28,7 +29,6 @@ def misfit(graph: Graph, sizes: Mapping[str, int], error: ShapeError) -> TensorG
     node = _first_misfit(graph, sizes)
     if node is None or any(not atom.min <= sizes[name] <= atom.max for name, atom in graph.free_dims.items()):
         return error
-    given = ", ".join(f"{n}={s}" for n, s in sizes.items())
     found = next(
         (change for change in _tried(graph, node, sizes) if _first_misfit(graph, {**sizes, **change}) is None), {}
     )
@@ -39,8 +39,10 @@ def misfit(graph: Graph, sizes: Mapping[str, int], error: ShapeError) -> TensorG
     )
     label = _label(graph, node)
     if not label:
-        return ShapeError(f"{error.message}, at {given}", where=error.where, hint=hint, sizes=error.sizes)
-    return BadModelError(f"{label}: {error.message}, at {given}", where=graph.name, hint=hint)
+        return ShapeError(
+            f"{error.message}, at {spelled_values(sizes)}", where=error.where, hint=hint, sizes=error.sizes
+        )
+    return BadModelError(f"{label}: {error.message}, at {spelled_values(sizes)}", where=graph.name, hint=hint)
 
 
 def _first_misfit(graph: Graph, sizes: Mapping[str, int]) -> Tensor | None:

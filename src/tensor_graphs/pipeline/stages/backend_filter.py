@@ -12,7 +12,8 @@ from ...egraph.ops.ops import OPS, Type
 from ...egraph.patterns.pattern import PatternCall
 from ...egraph.view.view import EGraphView
 from ...extract.model import kernel
-from ...extract.model.kernel import Backend, Generation, Template
+from ...extract.model.backend import Backend, Generation
+from ...extract.model.kernel import Template
 
 
 class FilteredBackend:
@@ -53,7 +54,8 @@ class FilteredBackend:
 
 def within_loss(backend: Backend, limit: float, *, each_rounds: bool = False) -> FilteredBackend:
     """Backend restricted to library kernels that lose at most `limit` (relative error) by rounding operands to fewer
-    digits. `each_rounds`: without kernels of `x * y + z` (`torch.addcmul`), which round once, as a comparison sees."""
+    digits. With `each_rounds`, kernels that compute `x * y + z` with one rounding (`torch.addcmul`) are left out,
+    because their bits differ from those of a product and a sum."""
     kept = [t for t in backend.templates if t.loss <= limit and not (each_rounds and _multiplies_and_adds(t))]
     return FilteredBackend(backend, kept)
 

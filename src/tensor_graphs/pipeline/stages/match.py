@@ -19,8 +19,8 @@ from ...egraph.view.view import EGraphView, view_of
 from ...extract.candidates.candidates import candidate_hypergraph
 from ...extract.candidates.carried import CarriedKernels
 from ...extract.candidates.hypergraph import Hypergraph
+from ...extract.model.backend import Backend
 from ...extract.model.clock import Halted
-from ...extract.model.kernel import Backend
 from ...extract.model.storage_dtypes import narrow_types
 from ...report.omissions import UNREWRITTEN, Omission, OmittedWork
 from ...verification.comparison import rounding_allowance
@@ -142,13 +142,13 @@ def matched_view(session: Session, task: Task, view: EGraphView) -> EGraphView:
     options, own = session.options, any(t.name.startswith(USER_PREFIX) for b in task.backends for t in b.templates)
     if task.symbolic is not None or options.deterministic or options.exact or options.rules or own:
         return view
-    if only_generated(task.backends):  # which may need a dear term
+    if only_generated(task.backends):  # which may need an expensive term
         return view
     if options.budget > SMALL_S or len(view) < LARGE_VIEW:
         return view
     cheap = cheap_terms(view, Roofline())
     if len(cheap) < len(view):
-        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+        session.omitted.append(Omission(OmittedWork.MATCHING, "expensive terms"))
     return cheap
 
 

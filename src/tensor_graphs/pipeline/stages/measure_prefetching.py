@@ -95,7 +95,7 @@ def reads_whole(candidate: Candidate) -> bool:
 
 
 def prefetches(candidate: Candidate) -> bool:
-    """Whether a kernel may read weights before it waits for its predecessor."""
+    """Whether a kernel may read weights before its predecessor has ended (programmatic dependent launch)."""
     backend = find(candidate.template.backend)
     return backend is not None and backend.prefetches
 

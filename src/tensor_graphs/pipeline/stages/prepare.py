@@ -20,7 +20,7 @@ from ...egraph.simplify.wide_numbers import numbers_kept_wide
 from ...egraph.simplify.widen import float32_values, widen
 from ...egraph.view.recognized import recognized
 from ...errors import ShapeError
-from ...extract.model.kernel import Backend
+from ...extract.model.backend import Backend
 from ...wording import counted
 from ..context.session import Session
 from ..costs.measuring import SMALL_S
