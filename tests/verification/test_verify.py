@@ -312,6 +312,17 @@ def test_kernels_that_read_broadcast_values_are_not_blamed() -> None:
         assert not found.wrong and found.errors, found
 
 
+@pytest.mark.parametrize(("error", "wrong"), [(0.045, False), (0.3, True), (float("inf"), True)])
+def test_a_kernel_is_wrong_if_its_error_is_far_beyond_that_of_its_own_arithmetic(error: float, wrong: bool) -> None:
+    """Attention of large scores was called wrong with 0.045 where float32 itself is off by 0.01: no other plan was
+    tried."""
+    program = tg.optimize(tg.exp(tg.input("x", (8, 8))), backend="numpy", measure=False)
+    assert program.plan is not None
+    with mock.patch("tensor_graphs.verification.diagnose.kernel_error", lambda step, rng: (error, 0.019)):
+        found = diagnose(program.plan.graph, verify_attempt.fixed(program.plan))
+    assert found is not None and bool(found.wrong) == found.miscompiled == wrong and found.inaccurate
+
+
 def test_a_sum_that_cancels_passes() -> None:
     x, y = tg.input("x", (32,)), tg.input("y", (32,))
     for zero in ((x + y) - (y + x), (x * 0.1 + y) - y - x * 0.1, tg.sum(x - tg.mean(x, 0, True))):
