@@ -190,15 +190,15 @@ def test_kernels_that_round_more_are_used_as_far_as_the_tolerance_allows(
     code = "np.multiply(np.rint(np.tanh({x}) * np.float32(2**20)), np.float32(2**-20), out={out})"
     inject(kernel("np.coarse_tanh", "tanh(x)", code))
     cheap(monkeypatch, "np.coarse_tanh")
-    terms = [tg.tanh(tg.input(f"x{i}", (1000,))) for i in range(8)]
+    terms = [tg.tanh(tg.input(f"x{i}", (1000,))) for i in range(6)]
     total = terms[0]
     for term in terms[1:]:
         total = total + term
-    made = run(total)
+    made = run(total, deterministic=True)  # a busy machine ends the solver early otherwise
     verdict, kernels = made.report.verification, {k.name: k.count for k in made.report.kernels}
     assert verdict["passed"] and verdict["error_after"] > verdict["error_before"]
     assert [w.partition(" by ")[0] for w in verdict["dropped"]] == ["kernels that round"]
-    assert 0 < kernels["np.coarse_tanh"] < 8 and kernels["np.coarse_tanh"] + kernels["np.tanh"] == 8
+    assert 0 < kernels["np.coarse_tanh"] < 6 and kernels["np.coarse_tanh"] + kernels["np.tanh"] == 6
 
 
 def test_no_plan_within_an_impossible_tolerance() -> None:
