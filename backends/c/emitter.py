@@ -109,7 +109,7 @@ NEST = Strategy(
 )
 
 
-PACKED = ".dots3"  # of the version of kernels that read bytes: raise it when only their text changes
+PACKED = ".dots4"  # of the version of kernels that read bytes: raise it when only their text changes
 EXPONENTIAL = ".lanes1"  # of the version of kernels that compute exponentials (emit/lane_loops.py)
 ROWS_KEPT = ".rows1"  # of the version of kernels with expensive values in several loops (emit/nest.py)
 

@@ -10,6 +10,7 @@ static inline bytes dots_all(uint8_t x) { const __m256i v = _mm256_set1_epi8((ch
 static inline bytes dots_read(const void *p, uint8_t flip)
 {
     bytes r = dots_all(flip);
+    __builtin_prefetch((const char *)p + 1024);
     for (int i = 0; i < 2; i++) r.half[i] = _mm256_xor_si256(r.half[i], _mm256_loadu_si256((const __m256i *)p + i));
     return r;
 }
@@ -40,56 +41,125 @@ static inline floats dots_quarters(float a, float b, float c, float d)
 #else
 #define DOTS 0
 #endif
-#if DOTS && !defined(__AVX512VNNI__)
-static inline __m256i dots_half(__m256i sum, __m256i x, const int8_t *y)
+/* Sums of products of four neighbouring bytes with digits: int_sums, 16 sums of 32 bits; digit_sums, those of the highest
+   two digits (planes `low` bytes apart) of a row, apart from each other; word_sums, the same for dots_split's words.
+   evens: sums that have one scale, which may be added up in any number of lanes. */
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+typedef bytes int_sums;
+typedef struct { __m256i high[2], low[2]; } digit_sums;
+typedef __m256 evens;
+static inline int_sums dots_sum(int_sums s, bytes x, const int8_t *y)
 {
-    const __m256i v = _mm256_loadu_si256((const __m256i *)y);
+    for (int i = 0; i < 2; i++) {
+        const __m256i v = _mm256_loadu_si256((const __m256i *)y + i);
 #if defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(sum, x, v);
+        s.half[i] = _mm256_dpbusd_avx_epi32(s.half[i], x.half[i], v);
 #else /* products of the even bytes and of the odd ones: two neighbours may exceed 16 bits together */
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(v, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x.half[i], _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
+        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x.half[i], 8), _mm256_srai_epi16(v, 8));
+        s.half[i] = _mm256_add_epi32(s.half[i], _mm256_add_epi32(even, odd));
 #endif
+    }
+    return s;
 }
+static inline int_sums dots_plus(int_sums x, int_sums y)
+{
+    for (int i = 0; i < 2; i++) x.half[i] = _mm256_add_epi32(x.half[i], y.half[i]);
+    return x;
+}
+static inline floats dots_floats(int_sums x)
+{
+    __m256 r[2];
+    for (int i = 0; i < 2; i++) r[i] = _mm256_cvtepi32_ps(x.half[i]);
+    floats f; __builtin_memcpy(&f, r, 64); return f;
+}
+static inline evens dots_evens(int_sums x) { return _mm256_cvtepi32_ps(_mm256_add_epi32(x.half[0], x.half[1])); }
+static inline evens evens_of(floats x) { __m256 r[2]; __builtin_memcpy(r, &x, 64); return _mm256_add_ps(r[0], r[1]); }
+static inline evens evens_all(float x) { return _mm256_set1_ps(x); }
+static inline evens evens_fma(evens x, evens y, evens z) { return _mm256_fmadd_ps(x, y, z); }
+static inline float evens_sum(evens x)
+{
+    __m128 r = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    r = _mm_add_ps(r, _mm_movehl_ps(r, r));
+    return _mm_cvtss_f32(_mm_add_ss(r, _mm_movehdup_ps(r)));
+}
+/* Numbers of x below 64: without dot products of bytes, sums have 16 bits, which the emitter keeps from overflowing. */
+static inline digit_sums dots_few(digit_sums s, bytes x, const int8_t *y, long low)
+{
+    for (int i = 0; i < 2; i++) {
+        const __m256i h = _mm256_loadu_si256((const __m256i *)y + i), l = _mm256_loadu_si256((const __m256i *)(y + low) + i);
+#if defined(__AVXVNNI__)
+        s.high[i] = _mm256_dpbusd_avx_epi32(s.high[i], x.half[i], h), s.low[i] = _mm256_dpbusd_avx_epi32(s.low[i], x.half[i], l);
+#else
+        s.high[i] = _mm256_add_epi16(s.high[i], _mm256_maddubs_epi16(x.half[i], h));
+        s.low[i] = _mm256_add_epi16(s.low[i], _mm256_maddubs_epi16(x.half[i], l));
 #endif
-static inline ints dots_sum(ints sum, bytes x, const int8_t *y)
+    }
+    return s;
+}
+static inline int_sums dots_of_few(digit_sums s)
+{
+    int_sums r;
+    for (int i = 0; i < 2; i++)
+#if defined(__AVXVNNI__)
+        r.half[i] = _mm256_add_epi32(_mm256_slli_epi32(s.high[i], 8), s.low[i]);
+#else
+        r.half[i] = _mm256_add_epi32(_mm256_madd_epi16(s.high[i], _mm256_set1_epi16(256)), _mm256_madd_epi16(s.low[i], _mm256_set1_epi16(1)));
+#endif
+    return r;
+}
+#else
+typedef ints int_sums;
+typedef struct { ints high, low; } digit_sums;
+typedef floats evens;
+static inline int_sums dots_sum(int_sums s, bytes x, const int8_t *y)
 {
 #if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, _mm512_loadu_si512(y));
-#elif DOTS
-    __m256i s[2];
-    __builtin_memcpy(s, &sum, 64);
-    for (int i = 0; i < 2; i++) s[i] = dots_half(s[i], x.half[i], y + 32 * i);
-    __builtin_memcpy(&sum, s, 64);
-    return sum;
+    return (ints)_mm512_dpbusd_epi32((__m512i)s, (__m512i)x, _mm512_loadu_si512(y));
 #else
-    for (int i = 0; i < 64; i++) sum[i / 4] += x[i] * y[i];
-    return sum;
+    for (int i = 0; i < 64; i++) s[i / 4] += x[i] * y[i];
+    return s;
 #endif
 }
-/* The same of two vectors of bytes below 64, whose four products fit into 16 bits together. */
-static inline ints dots_sum_small(ints sum, bytes x0, const int8_t *y0, bytes x1, const int8_t *y1)
+static inline int_sums dots_plus(int_sums x, int_sums y) { return x + y; }
+static inline floats dots_floats(int_sums x) { return lanes_float(x); }
+static inline evens dots_evens(int_sums x) { return lanes_float(x); }
+static inline evens evens_of(floats x) { return x; }
+static inline evens evens_all(float x) { return lanes(x); }
+static inline evens evens_fma(evens x, evens y, evens z) { return lanes_fma(x, y, z); }
+static inline float evens_sum(evens x) { return lanes_sum(x); }
+static inline digit_sums dots_few(digit_sums s, bytes x, const int8_t *y, long low)
 {
-#if DOTS && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-    __m256i s[2];
-    __builtin_memcpy(s, &sum, 64);
-    for (int i = 0; i < 2; i++) {
-        const __m256i a = _mm256_maddubs_epi16(x0.half[i], _mm256_loadu_si256((const __m256i *)(y0 + 32 * i)));
-        const __m256i b = _mm256_maddubs_epi16(x1.half[i], _mm256_loadu_si256((const __m256i *)(y1 + 32 * i)));
-        s[i] = _mm256_add_epi32(s[i], _mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1)));
-    }
-    __builtin_memcpy(&sum, s, 64);
-    return sum;
-#else
-    return dots_sum(dots_sum(sum, x0, y0), x1, y1);
-#endif
+    return (digit_sums){dots_sum(s.high, x, y), dots_sum(s.low, x, y + low)};
 }
+static inline int_sums dots_of_few(digit_sums s) { return (s.high << 8) + s.low; }
+#endif
+#if DOTS && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define DOTS_WORDS 1 /* without dot products of bytes, numbers from 64 on are multiplied as words of 16 bits */
+typedef int_sums word_sums;
+static inline word_sums dots_words(word_sums s, bytes x, const int8_t *y, long at, long low)
+{
+    for (int i = 0; i < 2; i++) {
+        const __m256i *d = (const __m256i *)(y + 2 * at) + 2 * i;
+        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x.half[i], _mm256_set1_epi16(255)), _mm256_loadu_si256(d));
+        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x.half[i], 8), _mm256_loadu_si256(d + 1));
+        s.half[i] = _mm256_add_epi32(s.half[i], _mm256_add_epi32(even, odd));
+    }
+    return s;
+}
+static inline int_sums dots_of_words(word_sums s) { return s; }
+#else
+#define DOTS_WORDS 0
+typedef digit_sums word_sums;
+static inline word_sums dots_words(word_sums s, bytes x, const int8_t *y, long at, long low) { return dots_few(s, x, y + at, low); }
+static inline int_sums dots_of_words(word_sums s) { return dots_of_few(s); }
+#endif
+typedef int16_t words16 __attribute__((may_alias));
 /* A row as whole numbers times a step a block: digits base 256 in `planes` planes, the highest first, the chunks of 16 of a
-   block in an order; totals: sums of the numbers that each lane of a group of vectors has. 0 if a value is not finite or of
-   extreme size. */
+   block in an order; totals: sums of the numbers that each lane of a group of vectors has. words: of the highest two digits,
+   words of 16 bits (dots_words) in place of planes. 0 if a value is not finite or of extreme size. */
 static int dots_split(const float *x, long blocks, int vectors, const uint8_t *order, const uint8_t *group, int groups,
-                      int planes, int8_t *out, float *steps, floats *totals)
+                      int planes, int words, int8_t *out, float *steps, floats *totals)
 {
     const long size = 64 * vectors, all = blocks * size;
     const float most = planes == 2 ? 32639.0f : 8355000.0f; /* the highest digit stays below 128 */
@@ -109,21 +179,25 @@ static int dots_split(const float *x, long blocks, int vectors, const uint8_t *o
         for (int c = 0; c < 4 * vectors; c++) {
             const float *from = x + b * size + 16 * order[c];
             int8_t *to = out + b * size + 16 * c;
+            words16 *word = (words16 *)out + b * size + 32 * (c / 2) + 8 * (c % 2); /* of 32 bytes, the even ones, then the odd ones */
+            int32_t n[16];
             #pragma omp simd
-            for (int i = 0; i < 16; i++) {
-                int32_t n = (int32_t)__builtin_rintf(from[i] * each);
-                if (planes == 3) to[2 * all + i] = (int8_t)n, n = (n + 128) >> 8;
-                to[all + i] = (int8_t)n, n = (n + 128) >> 8;
-                to[i] = (int8_t)n;
-            }
+            for (int i = 0; i < 16; i++) n[i] = (int32_t)__builtin_rintf(from[i] * each);
+            if (planes == 3)
+                #pragma omp simd
+                for (int i = 0; i < 16; i++) to[2 * all + i] = (int8_t)n[i], n[i] = (n[i] + 128) >> 8;
+            if (words && DOTS_WORDS)
+                for (int i = 0; i < 16; i++) word[16 * (i % 2) + i / 2] = (int16_t)n[i];
+            else
+                #pragma omp simd
+                for (int i = 0; i < 16; i++) to[all + i] = (int8_t)n[i], to[i] = (int8_t)((n[i] + 128) >> 8);
         }
         for (int g = 0; g < groups; g++) totals[b * groups + g] = lanes(0.0f);
         for (int v = 0; v < vectors; v++) {
-            const int8_t *at = out + b * size + 64 * v;
-            const ints none = {0};
-            const ints two = (dots_sum(none, ones, at) << 8) + dots_sum(none, ones, at + all);
-            floats sum = lanes_float(two);
-            if (planes == 3) sum = sum * 256.0f + lanes_float(dots_sum(none, ones, at + 2 * all));
+            const long at = b * size + 64 * v;
+            floats sum = dots_floats(words ? dots_of_words(dots_words((word_sums){0}, ones, out, at, all))
+                                           : dots_of_few(dots_few((digit_sums){0}, ones, out + at, all)));
+            if (planes == 3) sum = sum * 256.0f + dots_floats(dots_sum((int_sums){0}, ones, out + 2 * all + at));
             totals[b * groups + group[v]] += sum;
         }
     }

@@ -8,7 +8,8 @@ The model has the sizes of Qwen2-0.5B, random weights, and an output matrix apar
   product. µs, GB/s of the weight's bytes, and GB/s as a share of those of a plain pass over the same bytes.
 - `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and
   the same layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of
-  float32 for float32 and bfloat16, of which it has no product on a CPU), with `--ggml FOLDER` in ggml (ggml.c; Q4_0
+  float32 for float32 and bfloat16, of which it has no product on a CPU), float32 and bfloat16 also in PyTorch, eager
+  and compiled (torch_step.py), with `--ggml FOLDER` in ggml (ggml.c; Q4_0
   and Q8_0), the library of llama.cpp, whose source and build lie in FOLDER and FOLDER/b.
 
 Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the
@@ -360,6 +361,7 @@ def step(
     from tensor_graphs.models.random_checkpoints import random_checkpoint
 
     from .llm import Repeated, kernel_table, text_table
+    from .torch_step import torch_steps
 
     config = {**CONFIG, "num_hidden_layers": layers, "torch_dtype": "float32" if form == "float32" else "bfloat16"}
     weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
@@ -373,6 +375,8 @@ def step(
     report = decode.report
     assert report is not None
     calls = {"ours": decode.flat_near, "onnxruntime": runtime_step(threads, layers, form), "read": read_call(nbytes)}
+    if packed is None:
+        calls |= torch_steps(config, LENGTH, threads)
     if ggml is not None:
         calls["ggml"] = ggml_step(threads, layers, form, ggml)
     us = in_turns(calls, seconds, threads, realtime)

@@ -3,8 +3,9 @@ functions that build models ask for weights.
 
 A weight is an expression over params of codes, scales and zero points, repacked without loss when they are loaded
 (`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats:
-MXFP4 (gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (pack-quantized, int-quantized, float-quantized; symmetric), fp8
-in blocks, torchao. A GPTQ weight whose groups are not contiguous (`desc_act`) is expanded when it is read.
+MXFP4 (gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 in blocks,
+torchao, bitsandbytes. GPTQ weights whose groups are not contiguous (`desc_act`), and 4-bit ones of bitsandbytes, are
+expanded when they are read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized as dequantized_as
 from ..common.quantization import packed
+from .bitsandbytes import bitsandbytes
 from .checkpoint import Config
 from .quantized_tensors import (
     Array,
@@ -34,6 +36,7 @@ from .quantized_tensors import (
     require_groups,
     spread_blocks,
     unpacked,
+    with_zeros,
     zero_pointed,
 )
 
@@ -188,7 +191,7 @@ def _compressed(options: Config) -> tuple[str, Replace]:
 
     pack-quantized: `weight_packed` [outputs, words] int32 of 4 or 8 bits, lowest first, each number plus half of the
     range, `weight_shape`; int-quantized: `weight` int8; float-quantized: `weight` e4m3. `weight_scale` [outputs,
-    groups].
+    groups]. Unless `symmetric`, `weight_zero_point` is subtracted (`_zero_points`).
     """
     form, groups = options.text("format", ""), options.section("config_groups")
     options.section("transform_config").refuse(config_groups={})
@@ -200,7 +203,8 @@ def _compressed(options: Config) -> tuple[str, Replace]:
     if form != "float-quantized":
         group.refuse(input_activations=None, output_activations=None)
     weights = group.section("weights")
-    weights.refuse(symmetric=True, type=kinds[form], actorder=None)
+    weights.refuse(type=kinds[form], actorder=None, **({"symmetric": True} if kinds[form] == "float" else {}))
+    symmetric = weights.flag("symmetric", True)
     bits = known_bits(weights, "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
     coded = {"int-quantized": "int8", "float-quantized": "fp8"}.get(form, f"int{bits}")
 
@@ -216,9 +220,14 @@ def _compressed(options: Config) -> tuple[str, Replace]:
         require_groups(weights, t.stem + "weight", inputs, groups)
         part = t.get(name, "int32" if together else "uint8" if coded == "fp8" else "int8")
         t.only("weight_shape", [outputs, inputs])
-        t.only("weight_zero_point", [0])
         if together:
             part = coded_numbers(outputs, inputs, bits, (part,), lambda w: unpacked(w, bits, 1))
+        if not symmetric:
+            parts = {"q": part, "scale": scales, "zero": _zero_points(t, bits if together else 0, outputs, groups)}
+            with_zero = partial(with_zeros, bits if together else 8)
+            kind = dtypes.name_of(scales.dtype)
+            return f"{t.stem}weight", PackedWeight((outputs, inputs), kind, f"{coded}, zero points", parts, with_zero)
+        t.only("weight_zero_point", [0])
         if together and bits == 8:
             part = LazyPart((outputs, inputs), "int8", (part,), lambda w: w.astype(np.int16) - 128)
         build = lambda leaf: dequantized_as(coded, leaf["q"], leaf["scale"])
@@ -227,6 +236,21 @@ def _compressed(options: Config) -> tuple[str, Replace]:
         )
 
     return ("weight_packed", replace) if form == "pack-quantized" else ("weight_scale", replace)
+
+
+def _zero_points(t: WeightTensors, bits: int, outputs: int, groups: int) -> Data:
+    """The zero points [outputs, groups] of a compressed-tensors weight: int8, or for codes of `bits` bits without sign
+    (0: int8 codes) int32 words [outputs / n, groups] with n numbers a word along the outputs, or int8, which lack half
+    of the range."""
+    name, half = "weight_zero_point", 1 << bits >> 1
+    if not bits:
+        return t.get(name, "int8", (outputs, groups))
+    stored = t.data.get(t.stem + name)
+    if stored is not None and dtypes.name_of(stored.dtype) == "int8":
+        given = t.get(name, "int8", (outputs, groups))
+        return LazyPart((outputs, groups), "uint8", (given,), lambda z: z.astype(np.int16) + half)
+    words = t.get(name, "int32", (-(-outputs * bits // 32), groups))
+    return LazyPart((outputs, groups), "uint8", (words,), lambda w: unpacked(w, bits, 0)[:outputs])
 
 
 def _fp8(options: Config) -> tuple[str, Replace]:
@@ -299,5 +323,5 @@ def _plain_names(data: Mapping[str, Data]) -> dict[str, Data]:
 
 _FORMATS: Mapping[str, Callable[[Config], tuple[str, Replace]]] = {
     "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8,
-    "torchao": _torchao,
+    "torchao": _torchao, "bitsandbytes": bitsandbytes,
 }  # fmt: skip

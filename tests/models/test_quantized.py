@@ -105,6 +105,46 @@ def torchao_float8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[di
     return {"_weight_qdata": parts["weight"], "_weight_scale": parts["weight_scale"]}, weight
 
 
+def asymmetric(
+    rng: np.random.Generator, shape: tuple[int, int], bits: int, stored: str = "words"
+) -> tuple[dict[str, Array], Array]:
+    """Tensors of a compressed-tensors weight with zero points as `stored`: "words", "bytes", or with int8 codes."""
+    half, groups = 1 << bits - 1, shape[1] // 8
+    numbers, zeros = rng.integers(-half, half, shape), rng.integers(-half, half, (shape[0], groups))
+    scales = (rng.random(zeros.shape) / (half * 2)).astype(np.float16)
+    parts = (
+        {"weight": numbers.astype(np.int8)} if stored == "codes" else {"weight_packed": packed(numbers + half, bits, 1)}
+    )
+    zero = packed(zeros + half, bits, 0) if stored == "words" else zeros.astype(np.int8)
+    weight = (numbers - np.repeat(zeros, 8, 1)) * np.repeat(scales.astype(np.float32), 8, 1)
+    return {**parts, "weight_scale": scales, "weight_zero_point": zero}, weight
+
+
+def bnb_int8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers, largest = rng.integers(-127, 128, shape).astype(np.int8), rng.random(shape[0]).astype(np.float32)
+    parts = {"weight": numbers, "SCB": largest, "weight_format": np.zeros((), np.uint8)}
+    return parts, numbers * (largest[:, None] / np.float32(127))
+
+
+def bnb_nf4(rng: np.random.Generator, shape: tuple[int, int], nested: bool) -> tuple[dict[str, Array], Array]:
+    """Tensors of a 4-bit bitsandbytes weight in blocks of 64, whose factors are `nested` (quantized in blocks of 8)."""
+    count = shape[0] * shape[1]
+    codes, table = rng.integers(0, 16, count), np.linspace(-0.25, 0.25, 16, dtype=np.float32)
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": list(shape)}
+    parts = {"weight": (codes[::2] << 4 | codes[1::2]).astype(np.uint8)[:, None], "weight.quant_map": table}
+    blocks = count // 64
+    if nested:
+        numbers, sizes = rng.integers(0, 256, blocks).astype(np.uint8), rng.random(-(-blocks // 8)).astype(np.float32)
+        map_ = np.linspace(-1, 1, 256, dtype=np.float32)
+        state |= {"nested_blocksize": 8, "nested_offset": 0.25}
+        parts |= {"weight.absmax": numbers, "weight.nested_absmax": sizes, "weight.nested_quant_map": map_}
+        factors = np.array([map_[n] * sizes[i // 8] + np.float32(0.25) for i, n in enumerate(numbers)], np.float32)
+    else:
+        factors = parts["weight.absmax"] = rng.random(blocks).astype(np.float32)
+    parts["weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return parts, (table[codes] * factors[np.arange(count) // 64]).reshape(shape)
+
+
 def numpy_float8() -> Any:
     import ml_dtypes
 
@@ -127,6 +167,21 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}, awq),
     "pack-quantized": (_groups("pack-quantized", 4), pack_quantized),
     "int-quantized": (_groups("int-quantized", 8), int_quantized),
+    "pack-quantized, zero points": (_groups("pack-quantized", 4, symmetric=False), lambda r, s: asymmetric(r, s, 4)),
+    "pack-quantized in bytes, zero points": (
+        _groups("pack-quantized", 8, symmetric=False),
+        lambda r, s: asymmetric(r, s, 8, "bytes"),
+    ),
+    "int-quantized, zero points": (
+        _groups("int-quantized", 8, symmetric=False),
+        lambda r, s: asymmetric(r, s, 8, "codes"),
+    ),
+    "bitsandbytes int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
+    "bitsandbytes nf4": ({"quant_method": "bitsandbytes", "_load_in_4bit": True}, lambda r, s: bnb_nf4(r, s, False)),
+    "bitsandbytes nf4, nested": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        lambda r, s: bnb_nf4(r, s, True),
+    ),
     "float-quantized": (_groups("float-quantized", 8, type="float"), float_quantized),
     "torchao int8": ({"quant_method": "torchao"}, torchao_int8),
     "torchao float8": ({"quant_method": "torchao"}, torchao_float8),
@@ -170,7 +225,7 @@ def test_a_quantized_checkpoint_computes_with_its_own_values(tmp_path: Path, for
         d for d in graph.params.values() if isinstance(d, LazyPart) and d.shape == (32, 32) and d.dtype == "float16"
     ]
     assert (len(packed) == 3 * 7) != bool(mixed)  # groups in mixed order are expanded
-    assert all(d.load().dtype == ("float32" if form == "fp8" else "float16") for d in packed)
+    assert all(d.load().dtype == ("float32" if form in ("fp8", "bitsandbytes int8") else "float16") for d in packed)
     codes = [n.type.nbytes for n in graph.leaves("param") if str(n.attr("name")).endswith(".q")]
     assert len(codes) == len(packed) and max(codes, default=0) <= 64 * 32
 
@@ -243,7 +298,8 @@ def test_compressed_tensors_are_what_their_package_packs() -> None:
         ({"quant_method": "awq", "bits": 8}, "bits=8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ"),
         (_groups("naive-quantized", 8), "naive-quantized"),
-        (_groups("pack-quantized", 4, symmetric=False), "symmetric"),
+        (_groups("float-quantized", 8, type="float", symmetric=False), "symmetric"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit"),
         (_groups("pack-quantized", 4, actorder="group"), "actorder"),
         (
             _groups("pack-quantized", 4) | {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},

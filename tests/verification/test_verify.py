@@ -191,15 +191,15 @@ def test_kernels_that_round_more_are_used_as_far_as_the_tolerance_allows(
     code = "np.multiply(np.rint(np.tanh({x}) * np.float32(2**20)), np.float32(2**-20), out={out})"
     inject(kernel("np.coarse_tanh", "tanh(x)", code))
     cheap(monkeypatch, "np.coarse_tanh")
-    terms = [tg.tanh(tg.input(f"x{i}", (1000,))) for i in range(8)]
+    terms = [tg.tanh(tg.input(f"x{i}", (1000,))) for i in range(6)]
     total = terms[0]
     for term in terms[1:]:
         total = total + term
-    made = run(total, deterministic=True)  # programs are not timed, which would decide between plans
+    made = run(total, deterministic=True)  # a busy machine ends the solver early otherwise
     verdict, kernels = made.report.verification, {k.name: k.count for k in made.report.kernels}
     assert verdict["passed"] and verdict["error_after"] > verdict["error_before"]
     assert [w.partition(" by ")[0] for w in verdict["dropped"]] == ["kernels that round"]
-    assert 0 < kernels["np.coarse_tanh"] < 8 and kernels["np.coarse_tanh"] + kernels["np.tanh"] == 8
+    assert 0 < kernels["np.coarse_tanh"] < 6 and kernels["np.coarse_tanh"] + kernels["np.tanh"] == 6
 
 
 def test_no_plan_within_an_impossible_tolerance() -> None:
@@ -311,6 +311,17 @@ def test_kernels_that_read_broadcast_values_are_not_blamed() -> None:
         assert program.plan is not None
         found = diagnose(program.plan.graph, verify_attempt.fixed(program.plan))
         assert not found.wrong and found.errors, found
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.045, False), (0.3, True), (float("inf"), True)])
+def test_a_kernel_is_wrong_if_its_error_is_far_beyond_that_of_its_own_arithmetic(error: float, wrong: bool) -> None:
+    """Attention of large scores was called wrong with 0.045 where float32 itself is off by 0.01: no other plan was
+    tried."""
+    program = tg.optimize(tg.exp(tg.input("x", (8, 8))), backend="numpy", measure=False)
+    assert program.plan is not None
+    with mock.patch("tensor_graphs.verification.diagnose.kernel_error", lambda step, rng: (error, 0.019)):
+        found = diagnose(program.plan.graph, verify_attempt.fixed(program.plan))
+    assert found is not None and bool(found.wrong) == found.miscompiled == wrong and found.inaccurate
 
 
 def test_a_sum_that_cancels_passes() -> None:

@@ -69,6 +69,11 @@ class IntegerDots:
     vectors: tuple[DotVector, ...]
     groups: tuple[DotGroup, ...]
 
+    @property
+    def even(self) -> bool:
+        """Whether all quarters of a vector have the same scale and offset, in each group."""
+        return all(len(set(values)) == 1 for g in self.groups for values in (g.scales, g.offsets))
+
 
 def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
     """The sum `e`, whose blocks are `parts`, as integer dot products made in builder `b`; None if it is no product of

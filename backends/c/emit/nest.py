@@ -92,7 +92,7 @@ class LoopNest:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
         self.same: dict[Expr, Expr] = {}
-        self.split: dict[Any, Any] = {}  # (axis, row, order of chunks) -> the row as planes of integers
+        self.split: dict[Any, Any] = {}  # (axis, row, order of chunks, words) -> the row as planes of integers
         self.lines: dict[Expr, str] = {}  # column reductions -> array of accumulators
         self.rows: dict[Expr, tuple[str, LoopScope]] = {}  # buffered row values -> (array, scope it is filled in)
         self.declared: dict[Expr, tuple[str, LoopScope]] = {}  # the same, while loops fill the arrays

@@ -220,9 +220,12 @@ class CValues(LoopNest):
         place.items.append(f"floats {sums} = lanes(0.0f);")
         worth = self.integers and prod(a.size for a in place.bound) >= SUMS
         found = integer_dots(self.kernel.builder, e, parts) if worth else None
-        whole = self._integer_loop(e, parts, found, sums, place) if found is not None else ""
+        even = self._fresh("sums") if found is not None and found.even else ""
+        place.items += [f"evens {even} = evens_all(0.0f);"] if even else []
+        whole = self._integer_loop(e, parts, found, even or sums, place) if found is not None else ""
         self._lane_loop(parts, sums, place, whole)
-        place.items.append(f"const float {total} = lanes_sum({sums});")
+        result = f"{whole} ? evens_sum({even}) : lanes_sum({sums})" if even else f"lanes_sum({sums})"
+        place.items.append(f"const float {total} = {result};")
         return total
 
     def _lane_loop(self, parts: BlockedSum, sums: str, place: LoopScope, unless: str) -> None:
@@ -249,12 +252,13 @@ class CValues(LoopNest):
         integers. Returns the variable that is true if the loop runs."""
         narrow = any(b.dtype in ("float16", "bfloat16") for b in self.kernel.buffers.values())
         planes = 2 if narrow else 3  # 16 or 24 bits
-        key = e.axis, dots.row, tuple(v.chunks for v in dots.vectors), tuple(g.vectors for g in dots.groups)
+        order = tuple(v.chunks for v in dots.vectors), tuple(g.vectors for g in dots.groups)
+        key = e.axis, dots.row, order, SplitRow.in_words(dots)
         if key not in self.split:
             top = place
             while top.parent is not None:
                 top = top.parent
-            made = self.split[key] = SplitRow.named(self._fresh, planes, parts.block.size)
+            made = self.split[key] = SplitRow.named(self._fresh, planes, parts.block.size, dots)
             top.items.append(f"float {made.row}[{e.axis.size}];")
             fill = top.opened(e.axis, f"for (long {e.axis} = 0; {e.axis} < {e.axis.size}; {e.axis}++)")
             fill.items.append(f"{made.row}[{e.axis}] = {self.value(dots.row, fill)};")

@@ -46,8 +46,9 @@ class Diagnosis:
 
     @property
     def wrong(self) -> list[str]:
-        """Names of the kernels that are wrong beyond rounding."""
-        return [n for n, e in self.errors.items() if not e <= WRONG]
+        """Names of the kernels that are wrong beyond rounding: for inputs with which the interpreter is far off itself,
+        every kernel is (attention of large scores)."""
+        return [n for n, e in self.errors.items() if not (e <= WRONG or self.kernels[n] <= FAR)]
 
     @property
     def miscompiled(self) -> bool:
@@ -128,7 +129,7 @@ def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
 
     Both are against a float64 run of the kernel's term. The second is the error of the reference interpreter in the
     kernel's dtypes plus some ulps. Errors are relative for floats (of the whole output, or of the worst element if that
-    exceeds its limit), infinite if NaN or infinities are misplaced; for integers and bools 1 if any element is wrong.
+    exceeds its limit), infinite if NaN or infinities are misplaced, or if any integer or bool is wrong.
     """
     graph = Graph.of(output_terms(step.template, step.call))
     return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])
@@ -168,7 +169,7 @@ def _error(
             place = compare.differing(found, own, exact, moved[k])
             if place.ratio <= 0:
                 break
-        return (1.0 if place.ratio > 0 else 0.0), 0.5
+        return (float("inf") if place.ratio > 0 else 0.0), 0.5
     fair = allowed_error("fast", relative_error(own, exact), dtype)
     if misplaced(found, exact, own):
         return float("inf"), fair
