@@ -31,6 +31,10 @@ os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 gc.disable()  # until the tests are collected: millions of objects are made meanwhile, and none is garbage
 
+# Until the tests are collected, imports keep bytecode also where PYTHONDONTWRITEBYTECODE says otherwise: hundreds of
+# processes that tests start would compile the package's sources anew, each for 1 to 2 s.
+_writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
 with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     from hypothesis import HealthCheck
     from hypothesis import settings as hypothesis_settings
@@ -44,6 +48,17 @@ with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     hypothesis_settings.load_profile("suite")
 
 
+def same_examples() -> None:
+    """Let Hypothesis draw none of the constants in the source of this package's modules, as it does now and then. Which
+    it knows depends on the modules that earlier tests have imported, so that a test had other examples in another run;
+    and to find them, each process of tests parses the whole package, for 6 s. The profile `random` does draw them."""
+    with suppress(ImportError, AttributeError):
+        from hypothesis.internal.conjecture import providers
+
+        known = providers._local_constants
+        providers._get_local_constants = lambda: known
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Choose Triton's interpreter where there is no GPU, before test modules import Triton. The process that only
     distributes tests over others (pytest-xdist) does not look for a GPU: it need not import PyTorch.
@@ -52,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from tensor_graphs.backends.library.torch_cuda import BACKEND
 
+    if config.getoption("hypothesis_profile", None) != "random":
+        same_examples()
     if BACKEND.unavailable():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -71,8 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Enable garbage collection with high thresholds while tests run, because the process holds the objects of all
-    test modules.
+    test modules. Bytecode of modules that tests themselves write is not kept: a module that is changed within a second
+    would be the old one.
     """
+    sys.dont_write_bytecode = _writes_no_bytecode
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
 

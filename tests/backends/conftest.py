@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,18 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def host_driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The compiled library of the driver that computes on the host (driver_host.c)."""
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled driver that computes on the host (driver_host.c)."""
     from . import driver_host
 
     return driver_host.compiled(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def host_driver(driver_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The driver, loaded from a copy of its own for each module: with a state that no other module has changed."""
+    return ctypes.CDLL(shutil.copy(driver_library, tmp_path_factory.mktemp("driver")))
 
 
 @pytest.fixture
