@@ -157,7 +157,9 @@ def serve(control: socket.socket, module: str) -> None:
     gc.disable()
     if os.environ.get(PRELOAD) == "torch" or module.endswith("gpu_worker"):
         import torch  # noqa: F401
-    importlib.import_module(module)
+    worker = importlib.import_module(module)
+    if hasattr(worker, "preload"):
+        worker.preload()  # here, its imports take the CPU time once: half a second
     del sys.modules[module]  # a fork runs it as its main module
     gc.enable()
     gc.freeze()
