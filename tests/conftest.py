@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import itertools
 import os
 import random
 import resource
@@ -123,6 +124,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for name, value in settings.items():
             patch.setenv(name, value)
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def own_store(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that name neither a home nor a cost store have a store each: rows that other tests have measured would
+    choose other plans, and reading all of them takes longer than the rest of a small search."""
+    from tensor_graphs.costdb.store import store
+    from tensor_graphs.pipeline.context import session
+
+    default, own = store.default_root, Path(home, "stores", str(next(_stores)))
+    for module in (store, session):
+        monkeypatch.setattr(
+            module, "default_root", lambda: own if (named := default()) == Path(home, "costdb") else named
+        )
+
+
+_stores = itertools.count()
 
 
 @pytest.fixture(scope="session")

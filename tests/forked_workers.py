@@ -3,7 +3,7 @@
 A worker that measures on the CPU imports NumPy and this package, or PyTorch too: 0.6 to 2 s of CPU time, in each of
 some hundred calls of `optimize`. The fixture `forked_workers` of conftest.py has such workers be forks instead. Each is
 a process of its own, with the environment, pipes and session that `start_worker` gives it; only how Python starts it
-and imports its modules is not tested. Tests about that (`tests/reliability`,
+and imports its modules is not tested. Tests about that (`tests/reliability/test_threads.py`,
 `tests/backends/tuning/test_measure.py`) start workers as users do.
 """
 
