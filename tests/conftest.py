@@ -10,12 +10,13 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import itertools
 import os
 import random
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,25 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def own_store(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that name neither a home nor a cost store have a store each: rows that other tests have measured would
+    choose other plans, and reading all of them takes longer than the rest of a small search."""
+    from tensor_graphs.costdb.store import store
+    from tensor_graphs.pipeline.context import session
+
+    if not (shared := os.environ.get("TENSOR_GRAPHS_HOME")):  # a module whose fixture `home` is another
+        return
+    default, own = store.default_root, Path(shared, "stores", str(next(_stores)))
+    for module in (store, session):
+        monkeypatch.setattr(
+            module, "default_root", lambda: own if (named := default()) == Path(shared, "costdb") else named
+        )
+
+
+_stores = itertools.count()
+
+
 @pytest.fixture(scope="session")
 def benchmark_module() -> Callable[[str], Any]:
     """Function that imports a module of benchmarks/ by its dotted name; it skips the test if the folder is missing, as
@@ -176,6 +196,49 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(found, samples_us=(found.median,) * 5) if isinstance(found, Timing) else found
 
     monkeypatch.setattr(CpuMeasurer, "time", timed)
+
+
+CALL_US = 100.0  # of each call that `even_calls` times
+
+
+@pytest.fixture(autouse=True)
+def even_calls(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Whole calls of programs, of graphs as written and of callers' functions take the same time, so that the program
+    runs: on a busy machine chance would decide, and timing takes a tenth of a second of each search. Times are real in
+    tests that use `real_times`, and on a GPU."""
+    from tensor_graphs.pipeline.execution import caller_timing, timing
+
+    def once(call: Callable[[], Any]) -> float:
+        call()
+        return CALL_US
+
+    def sampled(
+        calls: Mapping[str, Callable[[], Any]], *, first: Callable[[], Any] = lambda: None, **how: Any
+    ) -> dict[str, list[float]]:
+        for call in calls.values():
+            for run in (first, call, first, call):
+                run()
+        return {name: [CALL_US] * timing.FEW for name in calls}
+
+    if "real_times" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(timing, "wall_us", once)
+        for module in (timing, caller_timing):
+            monkeypatch.setattr(module, "sampled", sampled)
+
+
+@pytest.fixture
+def real_times() -> None:
+    """Whole calls are timed in this test (`even_calls`)."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def brief_measurements() -> Iterator[None]:
+    """CPU kernels are timed for 3 ms instead of 15, in as many samples as a measurement has at least."""
+    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CpuMeasurer.__init__.__kwdefaults__, "seconds", 0.003)
+        yield
 
 
 @pytest.fixture(scope="session")

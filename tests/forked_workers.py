@@ -3,7 +3,7 @@
 A worker that measures on the CPU imports NumPy and this package, or PyTorch too: 0.6 to 2 s of CPU time, in each of
 some hundred calls of `optimize`. The fixture `forked_workers` of conftest.py has such workers be forks instead. Each is
 a process of its own, with the environment, pipes and session that `start_worker` gives it; only how Python starts it
-and imports its modules is not tested. Tests about that (`tests/reliability`,
+and imports its modules is not tested. Tests about that (`tests/reliability/test_threads.py`,
 `tests/backends/tuning/test_measure.py`) start workers as users do.
 """
 
@@ -157,7 +157,9 @@ def serve(control: socket.socket, module: str) -> None:
     gc.disable()
     if os.environ.get(PRELOAD) == "torch" or module.endswith("gpu_worker"):
         import torch  # noqa: F401
-    importlib.import_module(module)
+    worker = importlib.import_module(module)
+    if hasattr(worker, "preload"):
+        worker.preload()  # here, its imports take the CPU time once: half a second
     del sys.modules[module]  # a fork runs it as its main module
     gc.enable()
     gc.freeze()

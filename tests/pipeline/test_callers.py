@@ -22,6 +22,8 @@ from tensor_graphs.pipeline.execution import caller_timing, timing
 from tensor_graphs.pipeline.sources import caller
 from tensor_graphs.pipeline.stages import load
 
+pytestmark = pytest.mark.usefixtures("real_times")
+
 X, Y = (np.random.default_rng(i).standard_normal((4, 6)).astype(np.float32) for i in range(2))
 GIVEN: dict[str, Any] = {"backend": "numpy", "budget": 20.0, "effort": 0}
 

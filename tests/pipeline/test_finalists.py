@@ -38,6 +38,8 @@ from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.report.records import FinalistReport
 from tensor_graphs.report.report import Report
 
+pytestmark = pytest.mark.usefixtures("real_times")  # of simulated programs
+
 GRAPH = Graph.of(tg.exp(tg.tanh(tg.input("x", (8, 8)))))
 US = {"np.exp": 40.0, "np.tanh": 38.0, "both": 79.0, "both, unmeasured": 78.5, "both, slow": 90.0}
 

@@ -541,6 +541,7 @@ def test_states_are_updated_and_start_as_they_should() -> None:
     assert np.array_equal(started(one)["before"], 5 * one)
 
 
+@pytest.mark.usefixtures("real_times")
 def test_a_position_that_counts_on_is_timed_from_where_it_starts() -> None:
     """A cache of four rows that each call fills one more of: timing calls more often than that."""
     cache, place, x = tg.state("cache", (4, 3)), tg.state("place", (1, 3), "int64"), tg.input("x", (1, 3))

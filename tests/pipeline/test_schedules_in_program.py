@@ -40,6 +40,8 @@ from tensor_graphs.pipeline.stages.verify_or_retry import IN_PROGRAM
 from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.report.report import Report
 
+pytestmark = pytest.mark.usefixtures("real_times")  # of simulated programs
+
 GRAPH = Graph.of(tg.exp(tg.tanh(tg.exp(tg.tanh(tg.input("x", (8, 8)))))))
 #: kernel -> (µs alone, µs inside the program) by schedule
 US = {

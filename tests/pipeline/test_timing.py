@@ -12,6 +12,8 @@ from tensor_graphs.pipeline.execution.timing import interleaved, is_faster, is_s
 
 from ..only_in import only_in
 
+pytestmark = pytest.mark.usefixtures("real_times")
+
 
 def test_a_median_is_settled_by_its_spread_and_count() -> None:
     assert is_settled([100.0] * 5) and is_settled([100.0, 101.0, 99.0, 100.5, 100.0] * 20)

@@ -195,7 +195,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
     start = time.monotonic()
     made = optimize_graph(Session(Options(**FAST, limits=limits), own_rules=(exploding(), *ALL)), graph)
     assert reason in made.report.stopped
-    assert time.monotonic() - start < 30.0
+    assert time.monotonic() - start < 120.0
     right(made, graph.outputs[0], {n: normal(4, seed=i) for i, n in enumerate("abc")})
 
 

@@ -57,6 +57,11 @@ T = TypeVar("T")
 TOLERANCES = ("eager", "fast", 1e-3, 1e-5)
 
 
+@pytest.fixture(autouse=True)
+def forked_workers() -> None:
+    """Measuring processes are started as users' are: what calls leave is tested here."""
+
+
 def together(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """What jobs return that all begin at once, in a thread each."""
     ready = threading.Barrier(len(jobs))

@@ -372,7 +372,7 @@ def test_searches_end_with_the_weights() -> None:
     )
     del module, compiled
     gc.collect()
-    assert search.wait(20)
+    assert search.wait(300)
     with pytest.raises(WorkerError, match=r"do not exist|changed before the search"):
         search.program()
 

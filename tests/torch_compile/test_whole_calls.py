@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,15 +36,33 @@ class Graph:
         self.report, self.decided = GraphReport("graph", runs=runs), runs != SEARCHING
 
 
+class Ticks:
+    """A point in time of a clock that only the test moves, in µs."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.began = Ticks.now
+
+    def us(self) -> float:
+        return Ticks.now - self.began
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls take the time by which they move `Ticks`."""
+    monkeypatch.setattr(whole_calls, "Instant", Ticks)
+
+
 class Callee:
-    """A callable that takes some time and counts its calls."""
+    """A callable that takes some time (`Ticks`) and counts its calls."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.count = seconds, 0
 
     def __call__(self, *_: Any, **__: Any) -> int:
         self.count += 1
-        time.sleep(self.seconds)
+        Ticks.now += 1e6 * self.seconds
         return self.count
 
 
@@ -60,6 +77,7 @@ def chosen(runs: str, compiled_s: float, own_s: float, calls: int = 60) -> tuple
     return graph.report, compiled.count, own.count
 
 
+@pytest.mark.usefixtures("ticks")
 def test_calls_go_to_the_faster_callable() -> None:
     report, compiled, own = chosen(PROGRAM, 0.0, 0.004)
     assert compiled > 40 and own == whole_calls.CALLS + 1 and "compiled one" in report.calls
@@ -83,6 +101,7 @@ def test_equal_times_take_more_calls_and_then_go_to_the_module_itself() -> None:
     assert calls._chosen == {"equal": len, "faster": print, "unclear": len}
 
 
+@pytest.mark.usefixtures("ticks")
 def test_calls_without_programs_go_to_the_module_itself() -> None:
     assert chosen(EAGER, 0.0, 0.0)[1:] == (1, 59)
     assert chosen(SEARCHING, 0.0, 0.0)[1:] == (60, 0)
@@ -171,9 +190,10 @@ class Stepped:
 
     def step(self, x: Any) -> None:
         self.calls(x)
-        time.sleep(self.rest_s[self.seen[-1]])  # backward pass and optimizer
+        Ticks.now += 1e6 * self.rest_s[self.seen[-1]]  # backward pass and optimizer
 
 
+@pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize("faster", ["compiled", "own"])
 def test_calls_with_gradients_are_timed_with_the_rest_of_the_step(faster: str) -> None:
     stepped = Stepped({"compiled": 0.004, "own": 0.004} | {faster: 0.0})
@@ -184,20 +204,8 @@ def test_calls_with_gradients_are_timed_with_the_rest_of_the_step(faster: str) -
         assert chosen(EAGER, 0.0, 0.0)[1:] == (1, 59)
 
 
-class Ticks:
-    """A point in time of a clock that only the test moves, in µs."""
-
-    now = 0.0
-
-    def __init__(self) -> None:
-        self.began = Ticks.now
-
-    def us(self) -> float:
-        return Ticks.now - self.began
-
-
-def test_times_of_steps_end_at_calls_of_another_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_calls, "Instant", Ticks)
+@pytest.mark.usefixtures("ticks")
+def test_times_of_steps_end_at_calls_of_another_signature() -> None:
     stepped, x = Stepped({"compiled": 0.0, "own": 0.0}), torch.ones(2)
     with torch.enable_grad():
         for _ in range(9):
@@ -213,6 +221,7 @@ def test_times_of_steps_end_at_calls_of_another_signature(monkeypatch: pytest.Mo
     )  # of 17 calls: not the interrupted, not the last
 
 
+@pytest.mark.usefixtures("ticks")
 def test_steps_of_signatures_that_alternate_go_to_the_compiled_callable() -> None:
     """No time of such a step ends at a call of the same signature."""
     stepped = Stepped({"compiled": 0.0, "own": 0.0})

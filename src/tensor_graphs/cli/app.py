@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from contextlib import nullcontext, redirect_stdout
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -324,12 +324,18 @@ def run(arguments: list[str]) -> int:
         return UsageError.exit_code
 
 
+@cache
+def _commands() -> Any:
+    """The commands of `app` as Click's, which Typer makes from the functions' signatures: once a process."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str], as_json: bool) -> int:
     """Run a command line and return its exit code. Raises Unprintable if standard output cannot be written."""
     try:
         shown = redirect_stdout(sys.stderr) if as_json else nullcontext()
         with shown, other_packages_named():  # stdout holds the JSON document only
-            answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
+            answer = _commands()(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
         if answer == 130:  # how Typer passes KeyboardInterrupt on
             raise KeyboardInterrupt
         if not isinstance(answer, Answer):  # --help
