@@ -241,10 +241,10 @@ def c_sealed(path: Path, content: bytes, temporary: Path) -> None:
 
 def c_opened(path: Path) -> Any:
     """Load a compiled library. The first one with a thread pool exports its symbols, so that libraries loaded later
-    share the pool."""
-    library = ctypes.CDLL(str(path))
-    shared = hasattr(library, "tensor_graphs_region_1")
-    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if shared else library
+    share the pool, and stays loaded, since the pool's threads run in it."""
+    library, pool = ctypes.CDLL(str(path)), "tensor_graphs_region_1"
+    is_first = hasattr(library, pool) and not hasattr(ctypes.CDLL(None), pool)
+    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if is_first else library
 
 
 def c_clean(folder: Path, seconds: float = 600.0) -> None:
