@@ -4,5 +4,5 @@ In: kernels of the IR.
 Out: C functions.
 Imports: backends.c.emit, backends.generate, backends.ir, backends.library, backends.runtime, egraph.composites,
     egraph.ir, egraph.ops, egraph.patterns, egraph.saturate, egraph.types, egraph.view, errors, extract.fusion,
-    extract.model, imported, private, processes.
+    extract.model, private, processes.
 """

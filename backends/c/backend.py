@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -24,7 +23,6 @@ from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.backend import Backend
 from ...extract.model.kernel import Call, Template
-from ...imported import installed
 from ..generate.backend_lowering import Lowering
 from ..generate.emitter import Lowered
 from ..generate.generator import KernelGenerator
@@ -34,7 +32,7 @@ from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import channels_innermost, channels_last, even
 from ..ir.expr import walk
 from ..ir.kernel import Kernel
-from ..ir.precision import IEEE, Precision
+from ..ir.precision import Precision
 from ..runtime.compile_clock import compilers_within
 from .any_size import sized
 from .attentions import attention_rows
@@ -167,20 +165,6 @@ class C(KernelGenerator):
         """A new `CLowering` (generated kernels of one optimization), which shares the worker processes of
         `lowerings`."""
         return CLowering(self, lowerings)
-
-    def template(
-        self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
-    ) -> GeneratedKernel:
-        """The generated kernel that computes the terms `roots` over inputs. Imports Torch if it is installed and can be
-        imported, since the loops share its threads.
-
-        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
-        precision of float32 matrix products.
-        """
-        if installed("torch"):
-            with suppress(ImportError, OSError):
-                import torch  # noqa: F401  (its threads)
-        return super().template(roots, transposed, last, precision)
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],

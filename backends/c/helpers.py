@@ -79,17 +79,45 @@ def c_machine(command: tuple[str, ...]) -> str:
 
 
 def c_threads() -> list[str]:
-    """Compiler flags for OpenMP loops. Uses the OpenMP library that Torch has loaded, since two thread pools would
-    compete for the cores; else the system's, with TENSOR_GRAPHS_THREADS threads."""
+    """Compiler flags for OpenMP loops. Loads the OpenMP library that PyTorch loads when it is imported, now or later,
+    since two thread pools would compete for the cores; else one that the process has, else the system's. One that is
+    not in use yet gets as many threads as PyTorch would give it: TENSOR_GRAPHS_THREADS, OMP_NUM_THREADS, or one for
+    each core."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         loaded = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line]
-        library = ctypes.CDLL(loaded[0] if loaded else "libgomp.so.1", ctypes.RTLD_GLOBAL)
-        if not loaded and int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0):
-            library.omp_set_num_threads(int(os.environ["TENSOR_GRAPHS_THREADS"]))
+        path = next(iter([*c_openmp_of_torch(), *loaded, "libgomp.so.1"]))
+        library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+        number = int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0)
+        if not number and "OMP_NUM_THREADS" not in os.environ:
+            number = c_cores()
+        if number and os.path.realpath(path) not in loaded:
+            library.omp_set_num_threads(number)
     except OSError:
         return ["-fopenmp-simd"]
     return ["-fopenmp"]
+
+
+def c_openmp_of_torch() -> list[str]:
+    """Path of the OpenMP library in the folder of the installed PyTorch, which need not be imported for it; empty if
+    there is none."""
+    import importlib.util
+
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # a module that was made by hand
+        return []
+    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
+    return [] if folder is None else sorted(map(str, folder.glob("lib/libgomp*.so*")))
+
+
+def c_cores() -> int:
+    """Number of cores that this process may use; processors that share one (hyperthreads) count once. 0 if unknown."""
+    place = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        return len({Path(place.format(i)).read_text() for i in os.sched_getaffinity(0)})
+    except (AttributeError, OSError):
+        return 0
 
 
 def c_library(source: str, threads: bool = True, parts: tuple[str, ...] = ()) -> Any:
@@ -215,10 +243,10 @@ def c_sealed(path: Path, content: bytes, temporary: Path) -> None:
 
 def c_opened(path: Path) -> Any:
     """Load a compiled library. The first one with a thread pool exports its symbols, so that libraries loaded later
-    share the pool."""
-    library = ctypes.CDLL(str(path))
-    shared = hasattr(library, "tensor_graphs_region_1")
-    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if shared else library
+    share the pool, and stays loaded, since the pool's threads run in it."""
+    library, pool = ctypes.CDLL(str(path)), "tensor_graphs_region_1"
+    is_first = hasattr(library, pool) and not hasattr(ctypes.CDLL(None), pool)
+    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if is_first else library
 
 
 def c_clean(folder: Path, seconds: float = 600.0) -> None:
@@ -325,6 +353,7 @@ __all__ = [
     "c_clean",
     "c_compiled",
     "c_compiler",
+    "c_cores",
     "c_flags",
     "c_function",
     "c_kept",
@@ -334,6 +363,7 @@ __all__ = [
     "c_made",
     "c_name",
     "c_opened",
+    "c_openmp_of_torch",
     "c_output",
     "c_processor",
     "c_sealed",

@@ -82,7 +82,7 @@ def imports_of(body: str) -> Iterator[str]:
         yield ""
     arrays = _uses(body, "Array", r"\w")
     text = f"{body} np" if arrays else body
-    yield from (f"import {m}" for m in _INSTALLED if _uses(text, m.split()[-1], r"\w"))
+    yield from (f"import {m}" for m in _INSTALLED if _uses(text, m.split()[-1], r"[\w\"]"))  # not a name in quotes
     if arrays:
         yield from ("", "Array = np.ndarray")
 

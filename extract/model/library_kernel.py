@@ -13,7 +13,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.patterns.pattern import Term, variables
 from ...egraph.patterns.pattern_attrs import Attr
 from ...egraph.patterns.pattern_parser import parse_guard, parse_terms
-from ...errors import UsageError
+from ...errors import Unpicklable, UsageError
 from .kernel import (
     MAX_LAYOUT_COMBINATIONS,
     Call,
@@ -31,7 +31,7 @@ OUTPUT_SEPARATOR = ";"  # between the terms of a pattern, one term per output
 
 
 @dataclass(frozen=True, eq=False)
-class KernelBase:
+class KernelBase(Unpicklable):
     """Data and derived members that all kernel templates have.
 
     `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. `when` lists guard
@@ -48,6 +48,8 @@ class KernelBase:
     the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual throughput of its
     operands' dtype. `searches`: its first call tries the library's algorithms, which takes up to a second.
     """
+
+    kept_by = "keep what the kernel belongs to: program.save(folder) for a plan, explorer.to_json() for an e-graph"
 
     name: str
     backend: str

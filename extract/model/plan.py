@@ -10,6 +10,7 @@ from typing import Any
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ops.ops import Type
+from ...errors import Unpicklable
 from ...wording import counted
 from .kernel import Call, Strides, Template
 from .pricing import Priced
@@ -61,7 +62,7 @@ class Step:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Unpicklable):
     """An executable plan of a graph: a list of steps, in order, over values.
 
     `weights` maps each weight value to the expression over params and constants evaluated at load. `outputs` and

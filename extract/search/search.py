@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...errors import NoPlanError
+from ...errors import NoPlanError, Unpicklable
 from ...wording import counted
 from ..candidates.hypergraph import Hypergraph
 from ..model.clock import Clock
@@ -32,7 +32,7 @@ MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
 
 
 @dataclass
-class Choice:
+class Choice(Unpicklable):
     """A solved hypergraph: the chosen candidates in execution order, the prices of all candidates, and the solver's
     result.
 

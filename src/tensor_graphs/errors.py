@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+from .wording import with_article
+
 
 def _printable(text: str) -> str:
     """A text with lone surrogates, which names in files may have and no terminal prints, written as escapes."""
@@ -244,7 +246,7 @@ class Unpicklable:
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(f"a {type(self).__name__} cannot be pickled or copied deeply: it holds loaded code",
+        raise UsageError(f"{with_article(type(self).__name__)} cannot be pickled or copied deeply: it holds loaded code",
                          hint=self.kept_by)  # fmt: skip
 
 

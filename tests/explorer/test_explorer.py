@@ -1,5 +1,7 @@
 """The notebook view of a saturated e-graph."""
 
+import copy
+import pickle
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.errors import UsageError
 from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.static_pages import PER_PAGE
 
@@ -88,6 +91,18 @@ def test_main_objects_have_rich_forms(explorer: Explorer) -> None:
         parsed(thing._repr_html_())
     assert re.match("e-graph of .* best .*; rewriting (saturated|stopped at)", repr(explorer))
     assert "<HTML" in repr(explorer.page(0))
+
+
+def test_what_holds_kernels_is_not_pickled_and_says_so(explorer: Explorer) -> None:
+    """It failed at whichever lambda came first, with AttributeError or PicklingError. E-graphs are data."""
+    for kept in (explorer, explorer.choice, explorer.plan(), explorer.what_if()):
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            pickle.dumps(kept)
+    with pytest.raises(UsageError, match=r"an Explorer cannot be .*\n.*to_json"):
+        copy.deepcopy(explorer)
+    assert copy.copy(explorer).plan().cost == explorer.plan().cost
+    assert len(pickle.loads(pickle.dumps(explorer.view))) == len(explorer.view)
+    assert len(pickle.loads(pickle.dumps(explorer.explain()))) == 1
 
 
 def test_extract_is_a_function_and_a_subpackage(explorer: Explorer) -> None:

@@ -231,15 +231,42 @@ def test_a_small_budget_imports_no_torch_for_its_kernels_alone(monkeypatch: pyte
         monkeypatch.setitem(sys.modules, "torch", there)  # type: ignore[arg-type]
         for chosen in (
             {"budget": 1.0},
+            {"budget": 2.0},
             {"budget": 5.0},
             {"budget": 1.0, "deterministic": True},
             {"budget": 1.0, "backend": "torch"},
         ):
             session = Session(Options(**chosen))  # type: ignore[arg-type]
             found = measuring.backends_in_time(session, whole)
-            without = there is None and chosen == {"budget": 1.0}
+            without = there is None and chosen in ({"budget": 1.0}, {"budget": 2.0})
             assert {b.name for b in found} == {"numpy", "c"} | ({"torch"} if not without else set())
             assert without == bool(session.omitted) and (without or found is whole)
+
+
+def test_no_process_begins_to_import_torch_where_its_kernels_take_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that measures starts before the model is loaded, from which its backends are known."""
+    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(measuring, "backends_of", lambda options: [backend(name) for name in ("numpy", "torch", "c")])
+    monkeypatch.setattr(measuring, "default_pool", lambda: SimpleNamespace(begin=lambda: None))
+    began: list[set[str]] = []
+    monkeypatch.setattr(measuring, "start_measurer", lambda session, found: began.append({b.name for b in found}))
+    for budget in (2.0, 5.0):
+        with measuring.measurer_started(Session(Options(budget=budget))):
+            pass
+    assert began == [{"numpy", "c"}, {"numpy", "torch", "c"}]
+
+
+def test_no_baseline_is_timed_that_would_import_torch_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [SimpleNamespace(steps=[SimpleNamespace(template=SimpleNamespace(backend=b))]) for b in ("numpy", "torch")]
+    programs = [SimpleNamespace(plan=p, preparing_s=lambda: 0.0, memory=dict) for p in plans]
+    session, task = (
+        Session(Options(budget=0.0)),
+        SimpleNamespace(on_gpu=False, model=prepare(Session(Options()), graph(), None)),
+    )
+    for there in (None, object()):
+        monkeypatch.setitem(sys.modules, "torch", there)  # type: ignore[arg-type]
+        found = [timing_program._omission(session, task, graph(), p, programs[0]) for p in programs]  # type: ignore[arg-type]
+        assert [f is not None for f in found] == [False, there is None]
 
 
 def test_a_graph_that_nothing_changes_is_simplified_once(monkeypatch: pytest.MonkeyPatch) -> None:

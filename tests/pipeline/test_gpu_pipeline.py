@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,6 +76,8 @@ from tensor_graphs.verification import memory_checks as room
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
 from tensor_graphs.verification.verify import index_bounds
+
+from ..waiting import wait_for
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -360,13 +360,6 @@ def test_time_is_kept_for_weights_that_are_not_on_the_device() -> None:
     assert reference.weight_bytes(packed, derived=False) == 0
     assert reference.expected_seconds(packed, 0.0, True, derived=False) < reference.expected_seconds(packed, 0.0, True)
     assert verify.planned_inputs(graph, 0.0) == 3 and verify.planned_inputs(graph, 1e12) == 1
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + 60
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("before", "over", "kept"), [(5.0, False, True), (10.0, False, False), (5.0, True, True)])

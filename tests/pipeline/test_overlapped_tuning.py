@@ -45,7 +45,7 @@ from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.pipeline.stages.rewrite import Rewritten, rewrite
 from tensor_graphs.report.omissions import UNREWRITTEN, Omission, OmittedWork
 
-WAIT_S = 60.0  # for what must happen
+from ..waiting import WAIT_S, wait_for
 
 
 def graph(name: str) -> Any:
@@ -60,8 +60,7 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
         order.append(f"{found.name} begins")
         begun()
         searched[found.name].set()
-        while not enough():
-            pass
+        wait_for(enough)
         order.append(f"{found.name} ends")
 
     def large() -> Any:
@@ -84,8 +83,7 @@ def test_keys_of_the_next_are_made_while_the_one_before_is_searched_and_the_main
 
     def search(found: Any, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         begun()
-        while not enough():
-            pass
+        wait_for(enough)
         order.append(f"{found.name} ends")
 
     def prepare(found: Any, stop: Callable[[], bool]) -> None:
@@ -95,8 +93,7 @@ def test_keys_of_the_next_are_made_while_the_one_before_is_searched_and_the_main
     early = OverlappedTuning([lambda: graph("small"), lambda: graph("large")], search, prepare=prepare)
     early.matched()
     go.set()
-    while len(order) < 3:
-        pass
+    wait_for(lambda: len(order) == 3)
     early.end()
     assert order == ["small is prepared", "large is prepared", "small ends", "large ends"]
 
@@ -144,8 +141,7 @@ def test_nothing_is_begun_after_the_end() -> None:
     early = OverlappedTuning([slow, lambda: made.append(1)], lambda found, enough, begun: None)
     ending = Thread(target=early.end)
     ending.start()
-    while not early._over:
-        pass
+    wait_for(lambda: early._over)
     go.set()
     ending.join()
     assert made == []

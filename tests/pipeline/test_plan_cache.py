@@ -567,9 +567,6 @@ def test_a_plan_that_takes_long_to_build_is_stored_unchecked_once_the_time_is_up
     assert optimized(budget=0.0).report.from_plan_cache and len(read) == 1
     optimized(again=True)
     assert len(read) == 2, "with time left it is checked at once"
-    monkeypatch.setattr(recall, "does_without_torch", lambda options: True)
-    optimized(again=True)
-    assert len(read) == 2, "not where that would import PyTorch"
 
 
 def test_a_store_at_a_loop_of_links_ends_in_no_error_without_a_name(home: Path) -> None:

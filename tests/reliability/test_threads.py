@@ -52,6 +52,7 @@ from tensor_graphs.torch_compile.compiled_graph import CompiledGraph
 from tensor_graphs.torch_compile.options import CompileOptions
 
 from ..fuzz.soak import LIMITS, graph
+from ..waiting import wait_for
 
 T = TypeVar("T")
 TOLERANCES = ("eager", "fast", 1e-3, 1e-5)
@@ -386,8 +387,7 @@ def test_modules_that_another_thread_was_importing_are_missing_in_a_forked_child
     threads = [threading.Thread(target=importlib.import_module, args=[name]) for name in ("slow_one", "slow_too")]
     for thread in threads:
         thread.start()
-    while not {"slow_one", "slow_too"} <= sys.modules.keys():
-        time.sleep(0.001)
+    wait_for(lambda: {"slow_one", "slow_too"} <= sys.modules.keys())
     if not (child := os.fork()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)

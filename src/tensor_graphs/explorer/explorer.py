@@ -12,7 +12,7 @@ from typing import Any
 
 from ..egraph.explain.explain import Explanation
 from ..egraph.ir.tensor import Tensor
-from ..errors import UsageError
+from ..errors import Unpicklable, UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
 from ..option_checks import is_budget, is_named
@@ -24,7 +24,7 @@ from .what_if import SOLVE_SECONDS, Question, WhatIf
 
 
 @dataclass(frozen=True, repr=False)
-class Explorer(StaticPages):
+class Explorer(Unpicklable, StaticPages):
     """A saturated e-graph with its candidate kernels and the cheapest choice at current prices.
 
     In a notebook it shows the chosen kernels in execution order and the e-classes page by page: e-nodes and kernels
@@ -32,8 +32,11 @@ class Explorer(StaticPages):
     one e-class with its operands and users.
 
     `widget()` and `save_html(path)` give the interactive viewer, `what_if(...)` extracts again under other conditions,
-    `to_arrow()`, `to_json()`, `to_networkx()` and `to_dot()` give everything as data (docs/explore.md).
+    `to_arrow()`, `to_json()`, `to_networkx()` and `to_dot()` give everything as data (docs/explore.md). It cannot be
+    pickled or copied deeply (UsageError), since its kernels are loaded code.
     """
+
+    kept_by = "tg.saturate where it is needed, or explorer.to_json() (data) or explorer.save_html(path) (the viewer)"
 
     facts: Mapping[int, KernelBounds] = field(default_factory=dict)  # per candidate; views are left out
     modules: Mapping[Tensor, str] = field(default_factory=dict)  # module paths of operations of `work`, where known

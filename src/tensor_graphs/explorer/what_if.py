@@ -24,7 +24,7 @@ from html import escape
 from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NoPlanError, UsageError
+from ..errors import NoPlanError, Unpicklable, UsageError
 from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.search import Choice
@@ -56,7 +56,7 @@ class KernelChange:
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Unpicklable):
     """Answer to a what-if question: the plan before and after.
 
     `forbid`, `pin`, `cost`: the question, kernels forbidden, forced, and with another cost in µs, by selector.

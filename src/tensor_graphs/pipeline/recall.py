@@ -30,7 +30,6 @@ from .cache.plan_cache import (
 from .cache.plan_file import Json
 from .cache.weights_digest import WeightHashes, hashed_bytes, weights_digest
 from .context.session import Session, kept_warnings, open_store, store_root
-from .costs.measuring import does_without_torch
 from .execution.run_program import renamed
 from .search import SearchResult, attach_provenance
 from .stages.prepare import Task, for_every_size
@@ -212,11 +211,10 @@ def store_plan(session: Session, slot: CacheSlot, found: SearchResult, hashes: W
     with session.stage_clock.running("store plan"):
         verified = _verified_weights(session, task, hashes) if program.report.verification else ""
         short = session.stage_clock.seconds.get("build", 0.0) <= CHECK_S
-        without_torch = does_without_torch(options)  # which parsing kernels in C imports
         why = slot.entry.write(
             program.plan, program.report, program.source, options.budget, verified, store_root(options),
             as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
-            checked=not without_torch and (short or not session.over), launch_mode=program.launch_mode, break_even=program.break_even,
+            checked=short or not session.over, launch_mode=program.launch_mode, break_even=program.break_even,
         )  # fmt: skip
         if why:
             session.plan_cache_notes.append(f"this plan is not kept: {why}")

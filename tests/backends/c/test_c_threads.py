@@ -20,6 +20,7 @@ from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.program.emit.joined_calls import JoinedCalls
 from tensor_graphs.backends.program.helpers.c_threads import SHARED
 from tensor_graphs.backends.program.helpers.cpu_helpers import HELPERS, library_text
+from tensor_graphs.backends.program.launch import emission
 
 pytestmark = pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 
@@ -151,6 +152,19 @@ def test_libraries_share_the_threads_of_the_first_one() -> None:
     third = library("third_sums")
     summed(third.third_sums, x)
     assert not tasks() - before  # threads of earlier tests may end meanwhile
+
+
+def test_all_libraries_but_the_first_one_are_unloaded_with_their_program() -> None:
+    """Each one stayed mapped, and in the list of libraries in which the loader looks up every symbol."""
+    library()  # whose threads the others use, unless an earlier test has loaded one
+    for name in ("closed_sums", "ended_sums"):
+        space: dict[str, Any] = {"kernels": library(name)}
+        x, path = given(), os.path.realpath(space["kernels"]._name)
+        np.testing.assert_array_equal(summed(getattr(space["kernels"], name), x), want(x))
+        assert path in Path("/proc/self/maps").read_text()
+        assert emission.dlclose is not None
+        emission.dlclose(space.pop("kernels")._handle)  # as at the end of a program (`emission.executed`)
+        assert path not in Path("/proc/self/maps").read_text()
 
 
 def test_a_process_ends_while_its_threads_look_for_work(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import runpy
+import subprocess
+import sys
 import warnings
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +24,30 @@ from tensor_graphs.errors import DeviceUnavailableError
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="there is no C compiler")
 X = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
 T = tg.dim("T", max=100)
+
+IN_A_PROCESS = """
+import ctypes, importlib.util, runpy, sys
+import numpy as np
+import tensor_graphs as tg
+
+x, given = tg.input("x", (256, 512)), np.ones((256, 512), np.float32)
+recalled = [tg.optimize(tg.softmax(x * 0.5), backend="c", budget=5) for _ in range(2)][1]
+assert recalled.report.from_plan_cache
+program = tg.load_program(recalled.save("saved"))
+imported = runpy.run_path("saved/program.py")["bind"]({})
+for call in (recalled, program, imported):
+    np.testing.assert_allclose(np.asarray(call(given)).ravel(), 1 / 512, rtol=1e-5)
+assert "torch" not in sys.modules
+if importlib.util.find_spec("torch"):
+    before = ctypes.CDLL(None).omp_get_max_threads()
+    import torch
+    assert torch.get_num_threads() == before
+    torch.ones(1 << 20).exp()
+    with open("/proc/self/maps") as maps:
+        assert len({line.split()[-1] for line in maps if "libgomp" in line}) == 1
+    torch.set_num_threads(before + 1)
+    assert ctypes.CDLL(None).omp_get_max_threads() == before + 1
+"""
 
 
 @pytest.fixture(params=[8, T], ids=["one size", "every size"])
@@ -73,6 +99,18 @@ def test_an_imported_program_needs_no_compiler(saved: Path, monkeypatch: pytest.
     refused()
     source.write_text(source.read_text() + "# changed\n")
     refused()
+
+
+def test_programs_in_c_import_no_torch_and_share_the_threads_of_one_that_is_imported_later(tmp_path: Path) -> None:
+    """A search, a program recalled from the plan cache, a loaded and an imported one, in a process of its own, since
+    PyTorch cannot be unloaded."""
+    (tmp_path / "run.py").write_text(IN_A_PROCESS)
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TENSOR_GRAPHS_HOME": str(tmp_path)}
+    known.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, env=known, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_program_that_was_not_called_is_saved_with_its_kernels(saved: Path, tmp_path: Path) -> None:

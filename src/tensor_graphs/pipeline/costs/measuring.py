@@ -28,9 +28,12 @@ from ..context.reserves import closing_s
 from ..context.session import Session, kept_warnings, store_of
 
 EARLY_S = 30.0  # budget up to which the processes that lower kernels for a GPU start before the model is loaded
-# budget below which no process measures kernels of PyTorch, nor imports it for its kernels alone: that takes as long
-# (1.3 s on an idle machine), so that the process would be ended before its first kernel
+# budget below which no process measures kernels of PyTorch: importing it takes as long (1.3 s on an idle machine), so
+# that the process would be ended before its first kernel
 IMPORTING_S = 1.5
+# budget below which PyTorch is not imported for its kernels alone: the process that measures them does so first, then
+# this one for their program, mostly after the end of the budget
+WITHOUT_TORCH_S = 2.5
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
 
 
@@ -61,21 +64,27 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 
 
 def backends_in_time(session: Session, backends: Sequence[Backend]) -> Sequence[Backend]:
-    """The backends to search with. PyTorch's are left out, and the report says so, if the budget is shorter than
-    importing PyTorch takes, backend "auto" took them, C kernels can be compiled, no user kernel needs PyTorch, and the
-    caller has not imported it."""
-    options, names = session.options, {b.name for b in backends}
-    if not does_without_torch(options) or not {"torch", "c"} <= names:
+    """The backends to search with. PyTorch's are left out, and the report says so, if the budget is too short to import
+    PyTorch (WITHOUT_TORCH_S), backend "auto" took them, C kernels can be compiled, no user kernel needs PyTorch, and
+    the caller has not imported it."""
+    found = _in_time(session.options, backends)
+    if found is not backends:
+        session.omitted.append(Omission(OmittedWork.UNUSABLE, "torch, which was not imported yet"))
+    return found
+
+
+def _in_time(options: Options, backends: Sequence[Backend]) -> Sequence[Backend]:
+    """`backends_in_time` of the options: `backends` themselves if none are left out."""
+    if not does_without_torch(options) or not {"torch", "c"} <= {b.name for b in backends}:
         return backends
     if any(t.name.startswith(USER_PREFIX) for b in backends if b.name == "torch" for t in b.templates):
         return backends
-    session.omitted.append(Omission(OmittedWork.UNUSABLE, "torch, which was not imported yet"))
     return chosen_backends(options, "c")
 
 
 def does_without_torch(options: Options) -> bool:
     """Whether the budget of a search is too small to import PyTorch, which nobody has asked for or imported."""
-    small = options.budget < IMPORTING_S and not options.deterministic and options.backend_name == "auto"
+    small = options.budget < WITHOUT_TORCH_S and not options.deterministic and options.backend_name == "auto"
     return small and sys.modules.get("torch") is None
 
 
@@ -125,7 +134,7 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
     """
     options = session.options
     with session.stage_clock.running("start workers"):
-        backends = backends_of(options)
+        backends = _in_time(options, backends_of(options))
         small = options.budget <= SMALL_S
         if early and small and options.saturation_limits.iterations:
             default_pool().begin()

@@ -3,6 +3,7 @@ operation)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from ...verification.memory_checks import input_output_bytes, memory_shortage
 from ...verification.reference import expected_seconds, sampled_near
 from ...wording import spelled_us
 from ..context.session import Session
+from ..costs.measuring import IMPORTING_S
 from ..execution import timing
 from ..execution.full_states import full_states
 from ..execution.run_program import renamed
@@ -43,8 +45,8 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
 
     Ends with the budget. Where the program's time is doubted (`_is_doubted`), it may end LOOK_S later, but not if one
     run of the baseline is expected to take longer than LOOK_S and a share PREPARING of the budget. Omitted if preparing
-    the baseline's weights (quantized ones are expanded) is expected to take longer than each of these two and the
-    remaining time.
+    the baseline (expanding quantized weights, importing PyTorch if nothing else has) is expected to take longer than
+    each of these two and the remaining time.
     """
     graph = task.model.written(task.backends)
     plan = direct_plan(graph, unfused_backends(task.backends))
@@ -92,6 +94,12 @@ def _omission(session: Session, task: Task, graph: Graph, before: Program, progr
     """The omission of timing for lack of time or memory; None if there is none. `graph`: that of the baseline
     `before`."""
     preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
+    if (
+        sys.modules.get("torch") is None
+        and before.plan
+        and any(s.template.backend == "torch" for s in before.plan.steps)
+    ):
+        preparing += IMPORTING_S
     once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), on_gpu=False)
     if preparing > max(session.left, late) or (session.over and once > late):
         return Omission(OmittedWork.TIMING)
