@@ -176,6 +176,10 @@ class TracedArray:
         """Same as numpy.ndarray.sort."""
         self._store(_np.sort(self, axis, kind, order, stable=stable)._node)
 
+    def partition(self, kth: Any, axis: int = -1, kind: str = "introselect", order: Any = None) -> None:
+        """Same as numpy.ndarray.partition."""
+        self._store(_np.partition(self, kth, axis, kind, order)._node)
+
     def to_device(self, device: str, /, *, stream: Any = None) -> TracedArray:
         """Same as numpy.ndarray.to_device. Raises TraceError for a device other than the CPU."""
         if device != "cpu":

@@ -102,7 +102,8 @@ def _check_indices(program: Program, source: Any, loaded: Loaded) -> None:
     if unchecked and program.report is not None:
         names = ", ".join(map(repr, unchecked))
         program.report.warnings.append(
-            f"indices that are computed from {names} are not checked: one outside of its axis takes the element at its end"
+            f"indices that are computed from {names} are not checked: where the function raises an error for one, the program "
+            "takes the element at the end of the axis"
         )
 
 
