@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...backends.runtime.computed_indices import MOST_CONSTANTS, MOST_ROWS, ComputedIndices, cost, nodes_of, rows_of
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.tensor import Tensor, constant, make, topological
+from ...egraph.ir.tensor import Tensor, constant, rebuild, topological
 from ...egraph.ir.weight_data import load_data
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
@@ -64,14 +64,13 @@ def _size(value: Any) -> int | str:
 def _with_weights(index: Tensor, graph: Graph) -> Tensor | None:
     """An index with the values of weights in their place; None if it is computed in many operations, from large weights
     or from states."""
-    found: dict[int, Tensor] = {}
-    todo = [index]
-    seen: set[int] = set()
+    values: dict[Tensor, Tensor] = {}
+    todo, seen = [index], set[Tensor]()
     while todo:
         node = todo.pop()
-        if id(node) in seen:
+        if node in seen:
             continue
-        seen.add(id(node))
+        seen.add(node)
         if node.op == "state" or len(seen) > MOST_ROWS:
             return None
         if node.op == "param":
@@ -79,14 +78,9 @@ def _with_weights(index: Tensor, graph: Graph) -> Tensor | None:
             most = MOST_FLOATS if dtypes.is_float(node.dtype) else MOST_TABLE
             if data is None or math.prod(data.shape) > most:
                 return None
-            found[id(node)] = constant(load_data(data))
+            values[node] = constant(load_data(data))
         todo += node.args
-    for node in topological([index]) if found else ():
-        if id(node) not in found:
-            args = [found[id(a)] for a in node.args]
-            same = all(a is b for a, b in zip(args, node.args))
-            found[id(node)] = node if same else make(node.op, args, dict(node.attrs))
-    return found.get(id(index), index)
+    return rebuild([index], lambda node, _: values.get(node))[0] if values else index
 
 
 def _in_range(target: Target) -> bool:
