@@ -21,7 +21,7 @@ from .index_ranges import range_of, without_views
 MOST_TABLE, MOST_FLOATS = 1 << 20, 1 << 10
 
 
-class Target(NamedTuple):
+class IndexTarget(NamedTuple):
     """Values of which an index is computed, valid from `low` on and below `high`, which may have free sizes."""
 
     value: Tensor
@@ -30,11 +30,11 @@ class Target(NamedTuple):
 
 
 def computed_indices(
-    targets: Sequence[Target], graph: Graph, sizes: Mapping[str, int]
+    targets: Sequence[IndexTarget], graph: Graph, sizes: Mapping[str, int]
 ) -> tuple[ComputedIndices, tuple[str, ...]]:
     """(The computation of those indices that are not always in range, as many as cost little together; names of the
     inputs that other such indices are computed from). `sizes`: values of the free sizes, at which costs are counted."""
-    kept: list[Target] = []
+    kept: list[IndexTarget] = []
     left: list[Tensor] = []
     for target in dict.fromkeys(targets):
         index = _with_weights(target.value, graph)
@@ -83,7 +83,7 @@ def _with_weights(index: Tensor, graph: Graph) -> Tensor | None:
     return rebuild([index], lambda node, _: values.get(node))[0] if values else index
 
 
-def _in_range(target: Target) -> bool:
+def _in_range(target: IndexTarget) -> bool:
     """Whether an index of atomic operations is valid whatever the inputs are."""
     index, low, high = target
     least, most = range_of(index)
@@ -113,4 +113,4 @@ def _costs_little(indices: Sequence[Tensor], sizes: Mapping[str, int]) -> bool:
         return False
 
 
-__all__ = ["Target", "computed_indices"]
+__all__ = ["IndexTarget", "computed_indices"]

@@ -13,7 +13,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
-from .computed_limits import Target, computed_indices
+from .computed_limits import IndexTarget, computed_indices
 from .index_ranges import SAME, equal, range_of, uncast, without_views
 
 _PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
@@ -46,7 +46,7 @@ def index_limits(source: Any, graph: Graph, sizes: Mapping[str, int] | None = No
     if isinstance(source, Graph | Tensor | dict | list | tuple):
         return Indices()
     found: dict[tuple[Any, ...], IndexLimit] = {}
-    others: list[Target] = []
+    others: list[IndexTarget] = []
     for node in graph.nodes():
         if node.entry.index_operand is None:
             continue
@@ -90,10 +90,10 @@ def _is_decided(index: Tensor, size: Any) -> bool:
     return isinstance(size, int) and source.op == "input" and dtypes.category(source.dtype) == "int"
 
 
-def _valid(index: Tensor, size: Any, negative: bool) -> Target:
+def _valid(index: Tensor, size: Any, negative: bool) -> IndexTarget:
     """The values that decide whether an index is valid."""
     inner, negative = _indexing(index, negative, size)
-    return Target(inner, -size if negative else 0, size)
+    return IndexTarget(inner, -size if negative else 0, size)
 
 
 def _limit(index: Tensor, negative: bool, size: Any, graph: Graph) -> IndexLimit | None:
