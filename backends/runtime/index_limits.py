@@ -103,12 +103,11 @@ def refuse_outside(x: np.ndarray[Any, Any], low: int, high: int, text: str) -> N
     if not x.size:
         return
     least, largest = int(np.minimum.reduce(x, axis=None)), int(np.maximum.reduce(x, axis=None))
-    if least < low and least == -1 << 63:  # what a tracer writes where the function itself raises
-        raise IndexRangeError(f"{text} none at all: the function raises an error for such values")
     if least < low or largest >= high:
+        refused = "; the function raises an error for such values" if least == -1 << 63 else ""  # a tracer writes that
         raise IndexRangeError(
             f"{text} {least if least < low else largest}, which is outside of an axis of {high} elements",
-            hint=f"indices from {low} to {high - 1} are valid",
+            hint=f"indices from {low} to {high - 1} are valid{refused}",
         )
 
 
