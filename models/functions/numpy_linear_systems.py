@@ -48,21 +48,25 @@ def _eliminated(a: Any, b: Any = None) -> Eliminated:
     sign: Any = 1
     rows, right = [], []
     for _ in range(size):
-        count = a.shape[-2]
         place = np.argmax(np.abs(a[..., 0]), -1, keepdims=True)
-        numbers = np.arange(count)
-        order = np.where(numbers == 0, place, np.where(numbers == place, 0, numbers))[..., None]
+        chosen = (np.arange(a.shape[-2]) == place)[..., None]
         sign = np.where(place[..., 0] == 0, sign, -sign)
-        a = np.take_along_axis(a, order, -2)
-        pivot = a[..., :1, :1]
-        factor = a[..., 1:, :1] / np.where(pivot == 0, pivot.dtype.type(1), pivot)
-        rows.append(a[..., 0, :])
+        row, a = _swapped(a, chosen)
+        pivot = row[..., :1]
+        factor = a[..., :1] / np.where(pivot == 0, pivot.dtype.type(1), pivot)
+        rows.append(row[..., 0, :])
         if b is not None:
-            b = np.take_along_axis(b, order, -2)
-            right.append(b[..., 0, :])
-            b = b[..., 1:, :] - factor * b[..., :1, :]
-        a = a[..., 1:, 1:] - factor * a[..., :1, 1:]
+            value, b = _swapped(b, chosen)
+            right.append(value[..., 0, :])
+            b = b - factor * value
+        a = a[..., 1:] - factor * row[..., 1:]
     return Eliminated(rows, right, sign)
+
+
+def _swapped(a: Any, chosen: Any) -> tuple[Any, Any]:
+    """(The chosen row, the others with the first one in its place); selected, since `a` may have infinities."""
+    row = np.sum(np.where(chosen, a, a.dtype.type(0)), -2, keepdims=True)
+    return row, np.where(chosen, a[..., :1, :], a)[..., 1:, :]
 
 
 def _det(a: Any) -> Any:
