@@ -175,10 +175,20 @@ class ProgramCalls(Unpicklable, ABC):
         if self._index_checks is None or self._index_checks[0] is not manifest:
             checks = [index_check(manifest.index_limits, self.input_names)] if manifest.index_limits else []
             if manifest.computed_indices.targets:
-                checks.append(computed_check(manifest.computed_indices, self.input_names))
+                sizes_of = self._sizes_at if manifest.sizes else None
+                checks.append(computed_check(manifest.computed_indices, self.input_names, sizes_of))
             self._index_checks = manifest, checks
         for check in self._index_checks[1]:
             check(args)
+
+    def _sizes_at(self, given: Sequence[Any]) -> dict[str, int] | None:
+        """The free sizes that the inputs of a call have; None if they have no shapes."""
+        try:
+            shapes = [x.shape for x in given]
+            wanted = [shape for _, shape, _ in self.manifest.inputs]
+            return {s.name: s.of(shapes) for s in sources(wanted, list(self.manifest.sizes))}
+        except (AttributeError, IndexError):
+            return None
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""

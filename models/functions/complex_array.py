@@ -143,6 +143,11 @@ def is_complex(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and not is_traced(value) and value.dtype.kind == "c"
 
 
+def is_complex_kind(dtype: Any) -> bool:
+    """Whether an argument `dtype` names complex numbers."""
+    return dtype is not None and np.dtype(dtype).kind == "c"
+
+
 def parts_of(value: Any, dtype: str) -> tuple[Any, Any]:
     """(real part, imaginary part) of any number or array, as traced arrays of a dtype of floats."""
     if type(value) is ComplexArray:
@@ -166,4 +171,4 @@ def kind_of_parts(*values: Any) -> str:
     return PARTS[found]
 
 
-__all__ = ["HINT", "OF_PARTS", "PARTS", "ComplexArray", "is_complex", "kind_of_parts", "parts_of"]
+__all__ = ["HINT", "OF_PARTS", "PARTS", "ComplexArray", "is_complex", "is_complex_kind", "kind_of_parts", "parts_of"]

@@ -14,7 +14,7 @@ from ...egraph.ir.refused_values import refuse_value
 from ...errors import TraceError
 from ..common.complex_parts import Parts, bilinear
 from . import numpy_functions
-from .complex_array import HINT, PARTS, ComplexArray, is_complex, kind_of_parts, parts_of
+from .complex_array import HINT, PARTS, ComplexArray, is_complex, is_complex_kind, kind_of_parts, parts_of
 from .fourier import FOURIER
 from .numpy_array import deep, traced
 from .numpy_builders import Build
@@ -37,23 +37,45 @@ def _divided(x: Parts, y: Parts) -> Parts:
 
 
 def _exponential(x: Parts) -> Parts:
+    """The exponential; where the angle is no number, that of C99, annex G."""
     size = np.exp(x[0])
     flat = x[1] == 0
-    return _where(flat, size, size * np.cos(x[1])), _where(flat, x[1], size * np.sin(x[1]))
+    re, im = _where(flat, size, size * np.cos(x[1])), _where(flat, x[1], size * np.sin(x[1]))
+    lost = ~np.isfinite(x[1])
+    high, none = lost & np.isposinf(x[0]), lost & np.isneginf(x[0])
+    return _where(high, np.inf, _where(none, 0, re)), _where(none, 0, im)
 
 
 def _square_root(x: Parts) -> Parts:
-    a, b = x
+    """The root with a real part from 0 on; of infinite parts that of C99, annex G."""
+    kind = np.finfo(x[0].dtype)
+    large = np.maximum(np.abs(x[0]), np.abs(x[1]))
+    up, down = large < kind.tiny * 2.0**54, large > kind.max / 4  # denormal numbers, and those whose sum overflows
+    scale, root = (
+        _where(up, x[0].dtype.type(u), _where(down, x[0].dtype.type(d), 1)) for u, d in ((2.0**54, 0.25), (2.0**-27, 2))
+    )
+    a, b = x[0] * scale, x[1] * scale
     size = np.sqrt((np.abs(a) + np.hypot(a, b)) * 0.5)
     other = np.abs(b) / (2 * size)
     none = (a == 0) & (b == 0)
-    re = _where(none, 0, _where(a >= 0, size, other))
-    return re, np.copysign(_where(none, 0, _where(a >= 0, other, size)), b)
+    re = _where(none, 0, _where(a >= 0, size, other)) * root
+    im = np.copysign(_where(none, 0, _where(a >= 0, other, size)), b) * root
+    high, low, zero = np.isposinf(a), np.isneginf(a), b - b  # NaN if b is infinite or NaN
+    re = _where(np.isinf(b) | high, np.inf, _where(low, np.abs(zero), re))
+    im = _where(np.isinf(b), b, _where(high | low, np.copysign(_where(low, np.inf, zero), b), im))
+    return re, im
 
 
 def _sign(x: Parts) -> Parts:
+    """x divided by its size; of one infinite part its sign."""
     size = np.hypot(*x)
-    return _where(size == 0, 0, x[0] / size), _where(size == 0, 0, x[1] / size)
+    infinite = [np.isinf(part) for part in x]
+    one = infinite[0] ^ infinite[1]
+    re, im = (
+        _where(size == 0, 0, _where(one, _where(infinite[i], np.copysign(1, part), 0), part / size))
+        for i, part in enumerate(x)
+    )
+    return re, im
 
 
 def _either(test: Callable[[Any], Any]) -> Build:
@@ -178,7 +200,16 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
 
 
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    vector = np.ndim(x) == 1 if axis is None else isinstance(axis, int | np.integer) or len(axis) == 1
+    if ord in (None, "fro") or (ord == 2 and vector):  # other than by sizes where one part is infinite, the other NaN
+        return np.sqrt(np.sum(x.real * x.real + x.imag * x.imag, axis, keepdims=keepdims))
     return np.linalg.norm(np.hypot(x.real, x.imag), ord, axis, keepdims)
+
+
+def _mean(a: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+    """The sum, divided by a complex number as in NumPy: of an infinite part the other one is NaN."""
+    total = np.sum(a, axis, dtype, keepdims=keepdims)
+    return total / complex(a.size // max(total.size, 1))
 
 
 def _zeros_like(a: Any, dtype: Any = None, *rest: Any, **named: Any) -> Any:
@@ -190,22 +221,24 @@ def _zeros_like(a: Any, dtype: Any = None, *rest: Any, **named: Any) -> Any:
 _LINEAR = (
     "reshape", "ravel", "transpose", "matrix_transpose", "swapaxes", "moveaxis", "expand_dims", "squeeze", "broadcast_to", "flip", "fliplr",
     "flipud", "rot90", "roll", "tile", "repeat", "split", "array_split", "concatenate", "stack", "hstack", "vstack", "take", "take_along_axis",
-    "tril", "triu", "diagonal", "diag", "trace", "sum", "mean", "cumsum", "diff", "copy", "fft.fftshift", "fft.ifftshift",
+    "tril", "triu", "diagonal", "diag", "trace", "sum", "cumsum", "diff", "copy", "fft.fftshift", "fft.ifftshift",
     "atleast_1d", "atleast_2d",
 )  # fmt: skip
 _FUNCTIONS: dict[str, Build] = {
     **{name: _on_both(name) for name in _LINEAR}, "where": _on_both("where", (1, 2)),
     **{name: _product(getattr(np, name)) for name in ("dot", "inner", "outer", "tensordot", "kron", "convolve")},
-    "vdot": _product(np.vdot, True), "einsum": _einsum, "real": lambda val: val.real, "imag": lambda val: val.imag,
+    "mean": _mean, "vdot": _product(np.vdot, True), "einsum": _einsum, "real": lambda val: val.real, "imag": lambda val: val.imag,
     "angle": lambda z, deg=False: np.arctan2(z.imag, z.real) * (180 / np.pi if deg else 1), "linalg.norm": _norm,
     "iscomplexobj": lambda x: True, "isrealobj": lambda x: False, "shape": lambda a: a.shape, "ndim": lambda a: a.ndim,
-    "size": lambda a: a.size, "zeros_like": _zeros_like, "ones_like": lambda a: np.zeros_like(a) + 1, **FOURIER,
+    "size": lambda a: a.size, "zeros_like": _zeros_like, "empty_like": _zeros_like,
+    "ones_like": lambda a, *rest, **named: _zeros_like(a, *rest, **named) + 1, **FOURIER,
 }  # fmt: skip
 
 
-def is_traceable(function: Any) -> bool:
+def is_traceable(function: Any, named: Mapping[str, Any]) -> bool:
     """Whether a function takes real arrays to complex ones, so that it is traced here."""
-    return numpy_functions.title(function) in FOURIER
+    name, dtype = numpy_functions.title(function), named.get("dtype")
+    return name in FOURIER or (name in ("zeros_like", "ones_like", "empty_like") and is_complex_kind(dtype))
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:

@@ -107,6 +107,10 @@ class TracedArray(ArrayAttributes):
         """Same as numpy.ndarray.sort."""
         self._store(_np.sort(self, axis, kind, order, stable=stable)._node)
 
+    def partition(self, kth: Any, axis: int = -1, kind: str = "introselect", order: Any = None) -> None:
+        """Same as numpy.ndarray.partition."""
+        self._store(_np.partition(self, kth, axis, kind, order)._node)
+
     def __copy__(self) -> TracedArray:
         return self.copy()  # type: ignore[no-any-return]
 

@@ -19,14 +19,14 @@ from ...egraph.types import dtypes
 from ...errors import TraceError, UsageError
 from . import complex_calls, numpy_functions, numpy_ufunc_methods, numpy_ufuncs
 from .array_memory import Memory
-from .complex_array import ComplexArray, is_complex
+from .complex_array import ComplexArray, is_complex, is_complex_kind, kind_of_parts, parts_of
 from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, traced
 from .numpy_functions import FUNCTIONS
 from .numpy_ufuncs import REDUCTIONS, UFUNCS
 
 #: NumPy functions that are also array methods.
 METHODS = (
-    "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "max", "mean", "min", "prod",
+    "all", "any", "argmax", "argmin", "argpartition", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "max", "mean", "min", "prod",
     "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes", "take", "trace", "var",
 )  # fmt: skip
 #: Python operator name -> ufunc.
@@ -50,7 +50,7 @@ def _array_ufunc(self: TracedArray, ufunc: np.ufunc, method: str, *inputs: Any, 
 def _array_function(
     self: TracedArray, func: Callable[..., Any], types: Any, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Any:
-    if is_complex([*args, *named.values()]) or complex_calls.is_traceable(func):
+    if is_complex([*args, *named.values()]) or complex_calls.is_traceable(func, named):
         return complex_calls.call(func, args, named)
     return numpy_functions.call(func, args, named)
 
@@ -112,6 +112,16 @@ def _clip(x: TracedArray, *bounds: Any, **named: Any) -> Any:
     return numpy_functions.call(np.clip, (x, *both), {n: v for n, v in named.items() if n not in names})
 
 
+def _astype(x: TracedArray, dtype: Any, *rest: Any, **named: Any) -> Any:
+    """Same as numpy.ndarray.astype, also to complex numbers."""
+    if not is_complex_kind(dtype):
+        return _real_astype(x, dtype, *rest, **named)
+    kind = kind_of_parts(np.dtype(dtype).type(0))
+    return ComplexArray(*(traced(part._node, scalar=x._scalar) for part in parts_of(x, kind)))
+
+
+_real_astype = TracedArray.astype
+TracedArray.astype = _astype  # type: ignore[assignment, method-assign]
 TracedArray.clip = _clip  # type: ignore[attr-defined]
 TracedArray.__array_ufunc__ = _array_ufunc
 TracedArray.__array_function__ = _array_function

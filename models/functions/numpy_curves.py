@@ -11,7 +11,7 @@ from ...egraph.builders import builders as t
 from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
-from .numpy_array import is_traced, traced
+from .numpy_array import arrays_in, is_traced, traced
 from .numpy_builders import Build, as_dtype, axes_joined, axes_kept, in_range, named_axes
 from .numpy_ufuncs import LONGEST, common_dtype, operand
 
@@ -115,12 +115,12 @@ def _from_zero(x: Any) -> Any:
 
 def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
     a = np.ravel(a)
-    if isinstance(bins, str) or is_traced(bins) or (np.ndim(bins) == 0 and range is None):
-        raise TraceError(
-            "np.histogram cannot be traced with borders that depend on values",
-            hint="range=(low, high), or known borders",
-        )
-    edges = np.histogram_bin_edges(np.zeros(0, a.dtype if is_traced(a) else np.asarray(a).dtype), bins, range)
+    if isinstance(bins, str) or is_traced(bins) or arrays_in(range):
+        raise TraceError("np.histogram cannot be traced with borders that depend on values", hint="known borders")
+    fitted = np.ndim(bins) == 0 and range is None and is_traced(a) and a.size != 0
+    edges: Any = _fitted_edges(a, int(bins)) if fitted else np.histogram_bin_edges(
+        np.zeros(0, a.dtype if is_traced(a) else np.asarray(a).dtype), bins, range
+    )  # fmt: skip
     count = len(edges) - 1
     place = np.where(a == edges[-1], count - 1, np.searchsorted(edges, a, "right") - 1)
     inside = (a >= edges[0]) & (a <= edges[-1])
@@ -131,10 +131,21 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, w
         as_dtype(inside, kind) if weights is None else np.where(inside, as_dtype(np.ravel(weights), kind), kind.type(0))
     )
     spots: Any = np.clip(place, 0, count - 1)
+    if fitted:  # NumPy refuses values that are not finite, and more bins than there are numbers between the ends
+        valid = np.isfinite(edges[0]) & np.isfinite(edges[-1]) & np.all(edges[:-1] < edges[1:])
+        spots = _numbers(count)[np.where(valid, spots, np.int64(dtypes.least("int64")))]
     found = traced(t.scatter_elements(t.zeros((count,), kind.name), spots._node, add._node, 0, "add"))
     if density:
         return found / np.diff(edges) / np.sum(found), edges
     return found, edges
+
+
+def _fitted_edges(a: Any, count: int) -> Any:
+    """The borders of `count` bins from the least to the largest element, which are moved apart if they are equal."""
+    kind = np.dtype(common_dtype(a, *([] if a.dtype.kind == "f" else [np.float64(0)])))
+    low, high = np.min(a), np.max(a)
+    low, high = np.where(low == high, low - 0.5, low), np.where(low == high, high + 0.5, high)
+    return np.linspace(low, high, count + 1, dtype=kind)
 
 
 def _corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:

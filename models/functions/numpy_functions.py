@@ -27,8 +27,10 @@ from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, na
 from .numpy_builders import Build
 from .numpy_curves import CURVES
 from .numpy_layout import LAYOUT
+from .numpy_linear_systems import SYSTEMS
 from .numpy_moves import MOVES
 from .numpy_own_code import OWN_CODE
+from .numpy_partitions import PARTITIONS
 from .numpy_products import PRODUCTS
 from .numpy_reductions import REDUCTIONS
 from .numpy_selection import SELECTION
@@ -42,6 +44,8 @@ COMPOSED: dict[str, Build] = {
     **CURVES,
     **MOVES,
     **OWN_CODE,
+    **PARTITIONS,
+    **SYSTEMS,
 }  # builders over traced arrays
 for _alias, _name in (("amax", "max"), ("amin", "min"), ("around", "round")):
     COMPOSED[_alias] = COMPOSED[_name]
@@ -70,7 +74,7 @@ FRESH = {
 
 
 #: Functions that are not called on stand-ins, because the result's shape or validity depends on argument values.
-UNPROBED = {"where", "bincount", "histogram"}
+UNPROBED = {"where", "bincount", "histogram", "piecewise", "linalg.inv", "linalg.solve"}
 
 
 def title(function: Any) -> str:

@@ -125,9 +125,9 @@ SELECTION = table("selection", "algebra", [
            doc="relu does not change a nonnegative value") for name in ("sigmoid", "exp", "abs")),
     Rule("relu-doubled", "relu(x) + relu(x)", "relu(x + x)", growth="collects", exact=True, doc="twice a nonnegative value"),
     Rule("relu-relu", "relu(relu(x))", "relu(x)", growth="collects", exact=True, doc="relu is idempotent"),
-    Rule("relu-as-where", "where(lt(0.0, x), x, full(value=0.0, shape=s, dtype=d))", "relu(x)",
+    Rule("relu-as-where", "where(le(x, 0.0), full(value=0.0, shape=s, dtype=d), x)", "relu(x)",
          when=("floating(x)", "s == ones(rank(x))"), growth="collects",
-         doc="relu as a select (NaN excepted)"),
+         doc="relu as a select (of where(lt(0.0, x), x, 0.0), NaN is 0)"),
     Rule("abs-as-max", "maximum(x, neg(x))", "abs(x)", when=("floating(x)",), growth="collects",
          doc="the larger of a value and its negative"),
 ])  # fmt: skip

@@ -102,6 +102,31 @@ def test_complex_arithmetic(name: str) -> None:
             agrees(ARITHMETIC[name], x)
 
 
+ENDS = np.array([0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan, 1e308, 5e-324])
+#: functions of pairs of such numbers, whose parts NumPy takes from C99, annex G, or from its own rules
+AT_ENDS: dict[str, Callable[[Any], Any]] = {
+    "sqrt": np.sqrt, "exp": np.exp, "sign": np.sign, "mean": lambda z: np.mean(z), "mean, axis": lambda z: z[::2].mean(1, keepdims=True),
+    "norm": lambda z: np.linalg.norm(z, axis=1), "norm, 2": lambda z: np.linalg.norm(z[:, 3], 2), "norm, 1": lambda z: np.linalg.norm(z, 1, axis=0),
+    "to complex": lambda z: z.real.astype(complex) + np.ones_like(z.imag, dtype=np.complex128) * 2j,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_ENDS)
+def test_infinite_and_huge_parts(name: str) -> None:
+    re, im = np.meshgrid(ENDS, ENDS)
+
+    def run(re: Any, im: Any) -> Any:
+        z = re.astype(complex)
+        z.imag = im
+        return both(AT_ENDS[name](z))
+
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted, found = run(re, im), evaluate(trace(run, (re, im)), {"re": re, "im": im})
+    for a, b in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "x.real": lambda x: F.fft(x), "its parts": lambda x: np.sin(F.fft(x)).real, "one product": lambda x: np.einsum("i,i,i->", *[F.fft(x[0, 0])] * 3).real,
     "x.copy()": lambda x: written_through(np.ravel, x).real, "leave that": lambda x: np.einsum("i,i->i", F.fft(x[0, 0]), 1j * x[0, 0], out=F.fft(x[0, 0])).real,

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.errors import ShapeError, TraceError
+from tensor_graphs.backends.runtime.computed_indices import computed_check
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.errors import IndexRangeError, ShapeError, TraceError
 from tensor_graphs.models.functions.trace import trace
+from tensor_graphs.pipeline.sources.index_limits import index_limits
 
 from .traced_results import results
 
@@ -88,6 +91,15 @@ OF_FLOATS: dict[str, Callable[[Any], Any]] = {
     "put": into(lambda x: np.put(x, np.argsort(x[0], kind="stable"), x[1])), "put, wrap": into(lambda x: np.put(x, [3, 99, -1], [1, 2], mode="wrap")),
     "at, known": into(lambda x: np.add.at(x, [0, 2, 0], x[:3] * 2)), "at, slices": into(lambda x: np.maximum.at(x, (slice(1, 3), [0, 0, 1]), 0.25)),
     "unravel_index": lambda x: np.unravel_index(np.argmax(x), x.shape), "tril_indices_from": lambda x: x[np.tril_indices_from(x)],
+    "partition": lambda x: (np.partition(x, (1, -2), axis=1)[:, [1, -2]], np.sort(np.partition(x, 9, axis=None)[:9])), "argpartition": lambda x: np.take_along_axis(x, x.argpartition(2, axis=0)[2:3], 0),
+    "partition, in place": into(lambda x: x.partition(0) or set_at(x, (slice(None), slice(1, None)), 0)), "det": lambda x: (np.linalg.det(np.nan_to_num(x[:3, :3], posinf=3, neginf=-2) / 1e4), np.linalg.det((x[:2, :2] > 0).astype(int))),
+    "piecewise": lambda x: np.piecewise(x, [x < -1, x > 0.5], [-1, np.sqrt, lambda v: v * 3]), "piecewise, more": lambda x: np.piecewise(x, [x > 0], [lambda v, k, s: v * k - s, 7], 3, s=x.max()),
+}  # fmt: skip
+#: functions of an array [4, 6] that raise, as programs do, if a row is NaN, a range infinite, a matrix singular
+WHERE_VALID: dict[str, Callable[[Any], Any]] = {
+    "nanargmax": lambda x: (np.nanargmax(x, axis=1), np.nanargmin(x), np.nanargmin(x, 0, keepdims=True)), "inv": lambda x: (np.linalg.inv(x[:2, :2]), np.linalg.inv(x[:3, 3:])),
+    "solve": lambda x: (np.linalg.solve(x[:3, :3], x[:3, 3]), np.linalg.solve(x[:2, 4:], x[:2, :3])), "histogram": lambda x: np.histogram(x, 5),
+    "histogram, density": lambda x: np.histogram(x[:3], 3, density=True),
 }  # fmt: skip
 #: functions of an array [4, 6] and integers [4] from -4 to 3
 AT_PLACES: dict[str, Callable[[Any, Any], Any]] = {
@@ -136,6 +148,26 @@ def test_functions_of_floats(name: str) -> None:
         agrees(OF_FLOATS[name], x)
 
 
+@pytest.mark.parametrize("name", WHERE_VALID)
+def test_what_raises_for_some_values_raises_in_calls(name: str) -> None:
+    function = WHERE_VALID[name]
+    x = draws()[0]
+    agrees(function, x)
+    agrees(function, x.astype(np.float32))
+    graph = trace(function, [x])
+    check = computed_check(index_limits(function, graph).computed, ["x"])
+    check([x])
+    for wrong in (np.full_like(x, np.nan), np.zeros_like(x)):
+        with np.errstate(all="ignore"):
+            try:
+                function(wrong)
+            except (ValueError, np.linalg.LinAlgError):
+                with pytest.raises(IndexRangeError, match="the function raises"):
+                    check([wrong])
+            else:
+                check([wrong])
+
+
 @pytest.mark.parametrize("name", AT_PLACES)
 def test_functions_at_places(name: str) -> None:
     """The last of several values for one place wins, as in NumPy; negative indices count from the end."""
@@ -156,8 +188,9 @@ def test_functions_of_integers() -> None:
 
 
 REFUSED: dict[str, Callable[..., Any]] = {
-    "minlength": lambda x, i: np.bincount(i), "np.sort": lambda x, i: np.searchsorted(x[0] if 0 else i, 1), "range=": lambda x, i: np.histogram(x, 3),
+    "minlength": lambda x, i: np.bincount(i), "np.sort": lambda x, i: np.searchsorted(x[0] if 0 else i, 1), "range=": lambda x, i: np.histogram(x, 3, (x[0, 0], 9)),
     "cast the values": into(lambda x, i: np.add.at(i.copy(), i, x[:, 0])), "np.zeros": into(lambda x, i: np.add.at(np.zeros(9), i, 1)),
+    "not elementwise": lambda x, i: np.piecewise(x, [x > 0], [lambda v: v - v.mean()]), "1 to 8 rows": lambda x, i: np.linalg.inv(np.zeros((9, 9)) + x[0, 0]),
     "weights of": lambda x, i: np.histogram(x, 3, (0, 1), weights=[1.0]), "np.where": into(lambda x, i: np.add.at(x, x > 0, 1)), "like=x": lambda x, i: np.put_along_axis(np.zeros((4, 6)), i[:, None], 1, 1),
 }  # fmt: skip
 

@@ -455,3 +455,13 @@ def test_padding_wraps_and_truncates_as_numpy_does() -> None:
     x = np.ones(3, "u2")
     program = tg.optimize(whole, (x,), **QUICK, effort=0, allow_caller=False)
     np.testing.assert_array_equal(program(x), whole(x))
+
+
+def test_a_choice_by_comparison_leaves_nan_out() -> None:
+    x = np.array([[1.0, -2.0, np.nan], [np.inf, np.nan, -np.inf]])
+
+    def positive(x: Any) -> Any:
+        return np.where(x > 0, x, 0), np.sum(x, axis=1, where=x > 0), np.where(x <= 0, 0, x)
+
+    for found, wanted in zip(tg.optimize(positive, [np.ones((2, 3))], **QUICK)(x), positive(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 
 import tensor_graphs as tg
@@ -12,7 +13,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate
 from tensor_graphs.extract.model.pricing import Priced
-from tensor_graphs.pipeline.costs.host_calls import CALL_US, called, least_us, with_calls
+from tensor_graphs.pipeline.costs.host_calls import CALL_US, _on_path, called, least_us, with_calls
 
 
 def test_a_norm_of_a_short_row_costs_its_calls() -> None:
@@ -28,3 +29,8 @@ def test_a_norm_of_a_short_row_costs_its_calls() -> None:
     for unchanged in (replace(low, source="measured"), Priced(99.0, 50.0, 120.0, "predicted")):
         assert with_calls(unchanged, norm) is unchanged
     assert isinstance(norm, Candidate)
+
+
+def test_a_method_of_a_result_is_no_call_of_the_library() -> None:
+    for text, count in (("np.max(x).astype(t)", 1), ("np.linalg.norm(np.abs(x)).reshape(-1)", 2), ("x.astype(t)", 0)):
+        assert _on_path(ast.parse(text).body, {}) == count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_indices_of_several_inputs_and_floats_are_errors_where_the_function_rais
     random, edges = np.random.default_rng(1), np.zeros((2, 3), np.int16)
     graph = trace(function, [TABLE, edges])
     names = [str(x.attr("name")) for x in graph.inputs]
-    limits, computed = index_limits(function, graph)
+    limits, computed, _ = index_limits(function, graph)
     checks = [index_check(limits, names), computed_check(computed, names)]
     raised = 0
     for i in range(100):
@@ -157,7 +158,7 @@ def test_numbers_that_are_counted_have_limits_however_many_they_are() -> None:
         return np.bincount(x, minlength=10)
 
     many = np.arange(200_000) % 10
-    limits, computed = index_limits(count, trace(count, [many]))
+    limits, computed, _ = index_limits(count, trace(count, [many]))
     check = index_check(limits, ["x"])
     check([many])
     assert not computed.targets
@@ -178,7 +179,7 @@ def test_numbers_that_are_counted_have_limits_however_many_they_are() -> None:
 def test_conditions_on_other_numbers_keep_no_index_in_range(function: Callable[..., Any]) -> None:
     """The tested number is not the index, or it is the last one below a number that is not whole."""
     graph = trace(function, [TABLE, np.zeros((2, 3), np.int16)])
-    _, computed = index_limits(function, graph)
+    _, computed, _ = index_limits(function, graph)
     check = computed_check(computed, [str(x.attr("name")) for x in graph.inputs])
     for wrong in ([0, -20, 3], [0, 200, 3]):
         edges = np.array([wrong, wrong], np.int16)
@@ -200,7 +201,10 @@ def test_long_and_safe_computations_are_not_made_twice() -> None:
         lambda t, e: t[np.sum(np.broadcast_to(e[0], (40_000, 3)))],
         lambda t, e: t[sum([e * i for i in range(99)], e)],
     ]:
-        assert index_limits(function, trace(function, [TABLE, np.zeros((2, 3), np.int64)])) == ((), ComputedIndices())
+        assert index_limits(function, trace(function, [TABLE, np.zeros((2, 3), np.int64)]))[:2] == (
+            (),
+            ComputedIndices(),
+        )
 
 
 MALFORMED: list[list[Any]] = [
@@ -253,7 +257,7 @@ def test_indices_that_steps_do_not_compute_have_no_limits(function: Callable[[An
 
 def test_broadcast_indices_have_the_limits_of_their_numbers() -> None:
     for function in (lambda e: column(e) + ones(3, 4), lambda e: t.slice_axis(e + ones(3), 0, 0, 2)):
-        (found,), _ = index_limits(function, pair(function))
+        (found,), *_ = index_limits(function, pair(function))
         assert found.high == 10 and ("add", 1) in found.steps
 
 
@@ -274,6 +278,65 @@ def test_limits_of_a_free_axis_are_those_of_the_call(tmp_path: Path) -> None:
             assert np.array_equal(called(table, edges), table[edges[1] + 1])
             with pytest.raises(IndexRangeError, match=f"gives the index {count}, .* of {count} elements"):
                 called(table, edges + 1)
+
+
+#: functions of a table [rows, 2] and integers [2, columns], both of free sizes
+FREE: list[Callable[..., Any]] = [
+    lambda t, e: t[e[0] + e[1]], lambda t, e: t[(e[0] * 0.5 + e[1]).astype(np.int64)], lambda t, e: t.reshape(-1)[e[0] * 2 + e[1]],
+    lambda t, e: t[np.where(e[0] < 3, e[0], e[1])] + t[np.argmax(t[:, 0])],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FREE)
+def test_computed_indices_of_free_sizes_are_checked_at_the_sizes_of_a_call(function: Callable[..., Any]) -> None:
+    graph = trace(function, [((tg.dim("rows", max=50), 2), "float32"), ((2, tg.dim("columns", max=9)), "int64")])
+    _, computed, unchecked = index_limits(function, graph, {"rows": 10, "columns": 3})
+    assert len(computed.targets) == 1 and not unchecked
+    random, raised = np.random.default_rng(2), 0
+    check = computed_check(computed, ["t", "e"], lambda args: {"rows": args[0].shape[0], "columns": args[1].shape[1]})
+    for i in range(60):
+        table, edges = TABLE[: 10 if i % 2 else 4], random.integers(-4, 7, (2, 1 + i % 3))
+        try:
+            function(table, edges)
+        except IndexError:
+            raised += 1
+            with pytest.raises(IndexRangeError):
+                check([table, edges])
+        else:
+            check([table, edges])
+    assert 0 < raised < 60
+
+
+def test_a_saved_program_of_free_sizes_checks_computed_indices(tmp_path: Path) -> None:
+    made = program(FREE[0], ((tg.dim("rows", max=50), 2), "float32"), ((2, 3), "int64"))
+    made.save(tmp_path)
+    for called in (made, tg.load_program(tmp_path)):
+        assert np.array_equal(called(TABLE[:4], np.array([[2, 1, -4]] * 2) // 2), TABLE[[2, 0, 0]])
+        with pytest.raises(IndexRangeError, match=r"is 4, .* of 4 elements"):
+            called(TABLE[:4], np.full((2, 3), 2))
+        with pytest.raises(BadModelError, match="computes indices"):
+            called.manifest = replace(called.manifest, computed_indices=ComputedIndices((("input", (), ("t", ("x", 2), "float32")),)
+                                                                                        , ((0, 0, 1),)))  # fmt: skip
+            called(TABLE[:4], np.full((2, 3), 1))
+
+
+def test_indices_that_weights_give_are_checked_or_named_in_the_report() -> None:
+    """A small table of indices is part of the check, a large one if all of its numbers are valid."""
+    large = np.arange(100_000) % 10
+    for table, wrong, rows in (
+        (np.array([3, 0, -2, 99]), [3], 6),
+        (large, [], 0),
+        (np.where(large == 7, 99, large), [], 0),
+    ):
+        graph = Graph.of(t.gather(t.input("t", (10, 2)), t.gather(t.param("w", table.shape, "int64"), t.input("i", (1,), "int64"))),
+                         params={"w": table})  # fmt: skip
+        _, computed, unchecked = index_limits(len, graph)
+        assert unchecked == (("i",) if rows == 0 and table.max() > 9 else ()) and bool(computed.targets) == bool(rows)
+        for i in wrong:
+            with pytest.raises(IndexRangeError, match="is 99"):
+                computed_check(computed, ["t", "i"])([TABLE, np.array([i])])
+    made = program(lambda t, e: t[sum([e * i for i in range(99)], e)], TABLE, np.zeros((2, 3), int))
+    assert any("computed from 'e' are not checked" in w for w in made.report.warnings)
 
 
 def test_malformed_steps_of_a_file_are_named(tmp_path: Path) -> None:

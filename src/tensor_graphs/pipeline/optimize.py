@@ -38,7 +38,7 @@ from .sizes.size_buckets import FIRST, buckets_of, refuse_buckets_without, with_
 from .sources.fixed_arguments import fixed_arguments, given_values
 from .sources.index_limits import index_limits
 from .stages.backend_filter import with_kernels
-from .stages.load import load
+from .stages.load import Loaded, load
 from .stages.prepare import Task, prepare
 
 
@@ -83,12 +83,28 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
             program.manifest = replace(program.manifest, fixed=fixed)
             program.report.fixed_arguments = given_values(fixed, example_inputs, options.example_kwargs)
         if program.device == HOST.name:
-            limits, computed = index_limits(source, loaded.graph)
-            if limits or computed.targets:
-                program.manifest = replace(program.manifest, index_limits=limits, computed_indices=computed)
+            _check_indices(program, source, loaded)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared
     return program
+
+
+def _check_indices(program: Program, source: Any, loaded: Loaded) -> None:
+    """Let a program check its indices before each call; those that it does not check are named in its report."""
+    free = program.manifest.sizes
+    only = {
+        n: s for n, s in getattr(program.report, "dims", {}).items() if n not in free and n in loaded.graph.free_dims
+    }
+    graph = loaded.graph.bind(only) if only else loaded.graph
+    limits, computed, unchecked = index_limits(source, graph, program.manifest.chosen)
+    if limits or computed.targets:
+        program.manifest = replace(program.manifest, index_limits=limits, computed_indices=computed)
+    if unchecked and program.report is not None:
+        names = ", ".join(map(repr, unchecked))
+        program.report.warnings.append(
+            f"indices that are computed from {names} are not checked: where the function raises an error for one, the program "
+            "takes the element at the end of the axis"
+        )
 
 
 def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | None = None) -> Program:

@@ -28,7 +28,7 @@ the cache from the call before."""
 AGAIN_PER_US = 3.2e4
 """Most flops per µs, on two cores, of operations that a generated kernel in C computes more than once."""
 
-_CALLED_NAME = re.compile(r"(?:np|torch|F)\.\w+")
+_CALLED_NAME = re.compile(r"(?:np|torch|F)(?:\.\w+)+")  # not a method of a call's result: np.max(x).astype
 _CALLED = {"numpy": re.compile(r"\bnp\.\w+(?:\.\w+)*\("), "torch": re.compile(r"\b(?:torch|F)\.\w+(?:\.\w+)*\(")}
 
 
@@ -71,7 +71,7 @@ def _in_parts(node: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> int:
     """The number of `_on_path` for an expression or a statement without others in it."""
     count = 0
     for part in ast.walk(node):
-        if isinstance(part, ast.Call) and _CALLED_NAME.match(name := ast.unparse(part.func)):
+        if isinstance(part, ast.Call) and _CALLED_NAME.fullmatch(name := ast.unparse(part.func)):
             count += 1
         elif isinstance(part, ast.Call) and name in functions:
             rest = {other: f for other, f in functions.items() if other != name}  # which ends recursion

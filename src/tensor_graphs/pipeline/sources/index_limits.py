@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ...backends.runtime.computed_indices import MOST_ROWS, ComputedIndices, cost, rows_of
+from ...backends.runtime.computed_indices import ComputedIndices
 from ...backends.runtime.index_limits import MOST_STEPS, IndexLimit, Step, is_step
-from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ir.tensor import Tensor
 from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
+from .computed_limits import IndexTarget, computed_indices
 from .index_ranges import SAME, equal, range_of, uncast, without_views
 
 _PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
@@ -27,18 +27,26 @@ _TURNED = {
 }  # number first -> step
 
 
-def index_limits(source: Any, graph: Graph) -> tuple[tuple[IndexLimit, ...], ComputedIndices]:
+class Indices(NamedTuple):
+    """How a call checks indices: by limits of inputs, and by computing them once more; `unchecked` names the inputs
+    from which others are computed."""
+
+    limits: tuple[IndexLimit, ...] = ()
+    computed: ComputedIndices = ComputedIndices()
+    unchecked: tuple[str, ...] = ()
+
+
+def index_limits(source: Any, graph: Graph, sizes: Mapping[str, int] | None = None) -> Indices:
     """Limits of the inputs of `graph` that a function, module or model file takes slices or elements at, as they are or
     after parts of them and arithmetic with numbers, whose own call refuses indices outside of the axis; and indices
-    that are computed from inputs in other ways, with few operations on few elements.
+    that are computed from inputs and weights in other ways, with few operations on few elements, at the free `sizes`.
 
-    None for expressions and graphs: their `gather` is defined outside of the axis, too. Longer computations of indices,
-    and indices of an axis of a free size that no input has, have no limits.
+    None for expressions and graphs: their `gather` is defined outside of the axis, too.
     """
     if isinstance(source, Graph | Tensor | dict | list | tuple):
-        return (), ComputedIndices()
+        return Indices()
     found: dict[tuple[Any, ...], IndexLimit] = {}
-    others: list[tuple[Tensor, int, int]] = []
+    others: list[IndexTarget] = []
     for node in graph.nodes():
         if node.entry.index_operand is None:
             continue
@@ -50,9 +58,10 @@ def index_limits(source: Any, graph: Graph) -> tuple[tuple[IndexLimit, ...], Com
                 found[row.name, row.steps, row.axis_of] = row._replace(
                     low=max(row.low, known.low), high=min(row.high, known.high)
                 )
-            elif isinstance(size, int) and 0 not in index.shape and not _is_input(index, size):
+            elif 0 not in index.shape and not _is_decided(index, size):
                 others.append(_valid(index, size, node.entry.negative_indices))
-    return tuple(found.values()), _computed(others)
+    computed, unchecked = computed_indices(others, graph, sizes or {})
+    return Indices(tuple(found.values()), computed, unchecked)
 
 
 def _parts(index: Tensor, size: Any) -> list[tuple[Tensor, Any]]:
@@ -74,47 +83,17 @@ def _within(x: Tensor, count: int) -> bool:
     return low >= 0 and high < count
 
 
-def _is_input(index: Tensor, size: int) -> bool:
-    """Whether an index is an input, or computed from one in steps: `_limit` has decided about it."""
+def _is_decided(index: Tensor, size: Any) -> bool:
+    """Whether an index is an input, or computed from one in steps, and its axis has a known size: `_limit` has decided
+    about it."""
     source, _ = _steps(_indexing(index, False, size)[0])
-    return source.op == "input" and dtypes.category(source.dtype) == "int"
+    return isinstance(size, int) and source.op == "input" and dtypes.category(source.dtype) == "int"
 
 
-def _valid(index: Tensor, size: int, negative: bool) -> tuple[Tensor, int, int]:
-    """(values, low, high) such that an index is valid if the values are from `low` on and below `high`."""
+def _valid(index: Tensor, size: Any, negative: bool) -> IndexTarget:
+    """The values that decide whether an index is valid."""
     inner, negative = _indexing(index, negative, size)
-    return inner, -size if negative else 0, size
-
-
-def _is_small(index: Tensor) -> bool:
-    """Whether a value is computed from inputs and constants in few operations."""
-    seen: set[int] = set()
-    todo = [index]
-    while todo and len(seen) <= MOST_ROWS:
-        node = todo.pop()
-        if node.op in ("param", "state"):
-            return False
-        if id(node) not in seen:
-            seen.add(id(node))
-            todo += node.args
-    return len(seen) <= MOST_ROWS
-
-
-def _computed(targets: list[tuple[Tensor, int, int]]) -> ComputedIndices:
-    """The computation of those indices that are not always in range, as many as cost little together."""
-    kept: list[tuple[Tensor, int, int]] = []
-    for index, low, high in dict.fromkeys(targets):
-        if not _is_small(index):
-            continue
-        (atomic,) = expand_all([index])
-        least, most = range_of(atomic)
-        if (least < low or most >= high) and cost(topological([*(x for x, _, _ in kept), atomic])) < math.inf:
-            kept.append((atomic, low, high))
-    nodes = topological([x for x, _, _ in kept])
-    if not any(node.op == "input" for node in nodes):
-        return ComputedIndices()
-    place = {id(node): i for i, node in enumerate(nodes)}
-    return ComputedIndices(rows_of(nodes), tuple((place[id(x)], low, high) for x, low, high in kept))
+    return IndexTarget(inner, -size if negative else 0, size)
 
 
 def _limit(index: Tensor, negative: bool, size: Any, graph: Graph) -> IndexLimit | None:
@@ -245,4 +224,4 @@ def _count(x: Tensor) -> Any:
     return number(x)
 
 
-__all__ = ["index_limits"]
+__all__ = ["Indices", "index_limits"]
