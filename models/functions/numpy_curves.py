@@ -116,7 +116,10 @@ def _from_zero(x: Any) -> Any:
 def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
     a = np.ravel(a)
     if isinstance(bins, str) or is_traced(bins) or arrays_in(range):
-        raise TraceError("np.histogram cannot be traced with borders that depend on values", hint="known borders")
+        raise TraceError(
+            "np.histogram cannot be traced with borders that depend on values",
+            hint="range=(low, high), or known borders",
+        )
     fitted = np.ndim(bins) == 0 and range is None and is_traced(a) and a.size != 0
     edges: Any = _fitted_edges(a, int(bins)) if fitted else np.histogram_bin_edges(
         np.zeros(0, a.dtype if is_traced(a) else np.asarray(a).dtype), bins, range

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.runtime.computed_indices import computed_check
-from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import IndexRangeError, ShapeError, TraceError
 from tensor_graphs.models.functions.trace import trace
 from tensor_graphs.pipeline.sources.index_limits import index_limits
