@@ -85,7 +85,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
         if program.device == HOST.name:
             limits, computed = index_limits(source, loaded.graph)
             if limits or computed.targets:
-                program.manifest = replace(program.manifest, index_limits=limits, computed_indices=computed)
+                program.checking(limits, computed)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared
     return program
