@@ -4,7 +4,7 @@ attached."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -20,7 +20,9 @@ from ...errors import DeviceUnavailableError, ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...private import code_folder
 from ..device import HOST
+from ..runtime.computed_indices import ComputedIndices
 from ..runtime.heap import trim
+from ..runtime.index_limits import IndexLimit
 from ..runtime.marshalling import array_of, is_torch
 from .buckets import BucketForm, Buckets
 from .launch.binaries import Binaries, collected
@@ -96,6 +98,14 @@ class BoundProgram(ProgramCalls):
         """Take weights from `weights`, a pool that programs over the same params share, from the next binding on.
         Returns itself."""
         self._pool = weights
+        return self
+
+    def checking(self, limits: Sequence[IndexLimit], computed: ComputedIndices) -> Self:
+        """Refuse indices outside of their axes in calls from now on: inputs that are indices (`limits`), and those from
+        which indices are computed. Returns itself."""
+        with self._lock:
+            self.manifest = replace(self.manifest, index_limits=tuple(limits), computed_indices=computed)
+            self._forget_direct()
         return self
 
     @property

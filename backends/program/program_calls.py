@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import numpy as np
 
 from ...egraph.ir.structure import filled
-from ...errors import ShapeError, Unpicklable, UsageError
+from ...errors import ShapeError, TensorGraphsError, Unpicklable, UsageError
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
 from ...wording import spelled_values
@@ -26,7 +27,7 @@ from ..runtime.marshalling import Quick
 from .buckets import BucketForm, CallsAtSizes
 from .emit.emit_any_size import sources
 from .launch.binaries import Binaries
-from .launch.device_programs import Direct
+from .launch.device_programs import BoundRun, Direct
 from .launch.direct_calls import DirectCalls
 from .launch.emission import programs_of
 from .launch.size_calls import SizeCalls, size_call
@@ -50,6 +51,7 @@ class ProgramCalls(Unpicklable, ABC):
 
     #: Set by `tg.optimize` and `tg.load_program`; declared as it is there, None in programs of other origin.
     report: Report = None  # type: ignore[assignment]
+    _runs_itself = True  # whether `_flat` is that of this class, so that direct functions make calls
 
     def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
         self.manifest, self.source, self._weights = manifest, source, weights
@@ -88,14 +90,21 @@ class ProgramCalls(Unpicklable, ABC):
 
     @_run.setter
     def _run(self, run: Callable[..., Sequence[Any]] | None) -> None:
-        self._bound, self._direct, self._direct_calls = run, None, DirectCalls(self._tries)
-        self._new_sizes = SizeCalls() if self._tries and self.manifest.sizes and run is not None else None
+        self._bound = run
+        self._forget_direct()
+        sized = self.manifest.sizes and run is not None and self._programs.has_size_calls
+        self._new_sizes = SizeCalls() if self._tries and sized else None
+
+    def _forget_direct(self) -> None:
+        """Drop the direct functions, and count calls anew until the next is made."""
+        self._direct, self._direct_calls = None, DirectCalls(self._tries)
         self._fitting.clear()
 
     @property
     def _tries(self) -> int:
         """Calls until the first attempt to make a direct function (`DirectCalls`); 0 for none."""
-        return int(self._programs.has_direct and self.device != HOST.name)
+        moved = (self.device == HOST.name) != (self.manifest.device == HOST.name)  # to a CPU
+        return 0 if moved else self._programs.direct_after
 
     @property
     def tensors(self) -> str:
@@ -112,10 +121,15 @@ class ProgramCalls(Unpicklable, ABC):
         (`manifest.index_limits`) is outside of its axis. Warns in its first calls if an input requires gradients, which
         results do not have.
         """
-        if self._direct is None:
+        found: Sequence[Any] | None = None
+        if (direct := self._direct) is None:
             warn_of_gradients((*args, *named.values()))
+        elif args and not named and self._runs_itself:
+            refuse_tangents(args)
+            found = self._launched(direct, args)
         try:
-            found = self._flat(args, named)
+            if found is None:
+                found = self._flat(args, named)
         except UsageError as error:
             if isinstance(error, ShapeError) and error.sizes and not error.hint:
                 error.hint = self._one_size_hint()
@@ -146,28 +160,33 @@ class ProgramCalls(Unpicklable, ABC):
         if not named:
             if self._direct is not None and args and (results := self._launched(self._direct, args)) is not None:
                 return results
-            quick, called, program, direct = self._quick, self._called, self, self._direct_calls
+            quick, called, program, learnt = self._quick, self._called, self, self._direct_calls
             if quick is None and self.manifest.sizes and len(args) == len(self.input_names):
                 if self._new_sizes is not None and (results := self._at_new_size(args)) is not None:
                     return results
-                _, quick, form, program, direct = self._at(args)
+                _, quick, form, program, learnt = self._at(args)
                 called = form.called
-                if direct.call is not None and direct.call is not self._direct:
-                    self._direct = direct.call
+                if learnt.call is not None and learnt.call is not self._direct:
+                    self._direct = learnt.call
                     if (results := self._launched(self._direct, args)) is not None:
                         return results
             if quick is not None and (found := quick(args)) is not None:
                 taken, converted = found
                 self._check_indices(args)
                 results = called(taken)
-                direct.wait -= 1
-                if not direct.wait:
-                    self._direct = direct.learn(partial(program._make_direct, args))
-                    if program._new_sizes is not None and direct.call is None:
+                learnt.wait -= 1
+                if not learnt.wait:
+                    self._direct = learnt.learn(partial(program._make_direct, args, self._index_checker))
+                    if program._new_sizes is not None and learnt.call is None:
                         program._learn_sizes(args)
                 return results if converted is None else converted(results)
         given = args if not named and len(args) == len(self.input_names) else by_name(args, named, self.input_names)
         return self._exchange.hand_out(self.flat_near(*given), given)
+
+    @property
+    def _index_checker(self) -> Callable[[Sequence[Any]], None] | None:
+        """The method that checks a call's indices; None if no input is an index."""
+        return self._check_indices if self.manifest.index_limits or self.manifest.computed_indices.targets else None
 
     def _check_indices(self, args: Sequence[Any]) -> None:
         """Raise IndexRangeError for an index among the inputs that is outside of the axis that it indexes."""
@@ -194,26 +213,28 @@ class ProgramCalls(Unpicklable, ABC):
         """The results of a direct call; None where the emitted program has to make it."""
         try:
             return direct(*args)
-        except RuntimeError as error:
-            if (found := self._programs.fault(error, f"running {self.manifest.name}")) is None:
+        except (LookupError, ValueError, RuntimeError) as error:
+            if (found := self._translated(error)) is None:
                 raise
-            raise found from error
+            raise found from (error if isinstance(error, RuntimeError) else None)
 
     def flat_near(self, *given: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, left on the program's device. `given`: all of the
         program's inputs."""
-        if self._direct is not None and (found := self._launched(self._direct, given)) is not None:
+        near = self.manifest.device != HOST.name or not given  # else a direct call may return tensors for arrays
+        if near and self._direct is not None and (found := self._launched(self._direct, given)) is not None:
             return found
         specs: Sequence[Any] = self.manifest.inputs
-        program, direct = self, self._direct_calls
+        program, learnt = self, self._direct_calls
         if self.manifest.sizes:
-            specs, _, _, program, direct = self._at(given)
+            specs, _, _, program, learnt = self._at(given)
         taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
         self._check_indices(taken)
         results = program.called(taken)
-        direct.wait -= 1
-        if not direct.wait:
-            self._direct = direct.learn(partial(program._make_direct, given))
+        if near:
+            learnt.wait -= 1
+            if not learnt.wait:
+                self._direct = learnt.learn(partial(program._make_direct, given, None))
         return results
 
     def _at_new_size(self, args: Sequence[Any]) -> Sequence[Any] | None:
@@ -247,9 +268,18 @@ class ProgramCalls(Unpicklable, ABC):
             mode = self._in_mode or (lambda: False)
             new.learn(lambda: size_call(bound, given, self._lock, mode), bound, given)
 
-    def _make_direct(self, given: Sequence[Any]) -> Direct | None:
-        """The direct function of calls with inputs like `given`, after such a call (`DevicePrograms.direct`)."""
-        return None if self._bound is None else self._programs.direct(self._bound, given, self._lock)
+    def _make_direct(self, given: Sequence[Any], checks: Callable[[Sequence[Any]], None] | None) -> Direct | None:
+        """The direct function of calls with inputs like `given`, after such a call (`DevicePrograms.direct`). `checks`:
+        the method that checks indices among the inputs, which the function refers to weakly."""
+        if self._bound is None:
+            return None
+        manifest, check = self.manifest, None if checks is None else partial(_of_weak, WeakMethod(checks))
+        inputs = [(name, tuple(np.shape(x)), dtype) for (name, _, dtype), x in zip(manifest.inputs, given)]
+        bound = BoundRun(
+            self._bound, self._lock, self._tensors or TensorCalls(), inputs, [] if manifest.sizes else manifest.outputs,  # type: ignore[arg-type]
+            check, self._in_mode,
+        )  # fmt: skip
+        return self._programs.direct(bound, given)
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Function that converts inputs of the types `specs` to arguments quickly (`BucketForm.quick`); None if there
@@ -286,22 +316,26 @@ class ProgramCalls(Unpicklable, ABC):
                     with in_plain_modes(self.tensors):
                         return run(*taken)
                 return run(*taken)
-        except LookupError as error:
+        except (LookupError, ValueError, RuntimeError) as error:
             if type(error).__name__ == "NotStored":
                 return self._compiled_again(taken, str(error))
-            if not isinstance(error, IndexError):
+            if (found := self._translated(error)) is None:
                 raise
+            raise found from (error if isinstance(error, RuntimeError) else None)
+
+    def _translated(self, error: Exception) -> TensorGraphsError | None:
+        """The error of this package for one that the emitted code or the device raised in a call; None if there is
+        none."""
+        if isinstance(error, TensorGraphsError):
+            return None
+        if isinstance(error, IndexError):
             full = "a state that is full? reset() starts over" if self.manifest.states else ""
-            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
-        except ValueError as error:
-            if type(error).__name__ != "SizeError":
-                raise
-            raise ShapeError(str(error), where=self.manifest.name) from None
-        except RuntimeError as error:
-            found = self._programs.fault(error, f"running {self.manifest.name}")
-            if found is None:
-                raise
-            raise found from error
+            return UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full)
+        if type(error).__name__ == "SizeError":
+            return ShapeError(str(error), where=self.manifest.name)
+        if isinstance(error, RuntimeError):
+            return self._programs.fault(error, f"running {self.manifest.name}")
+        return None
 
     def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
         """The inputs' specs at the sizes that the arguments have. Raises ShapeError for sizes outside their ranges."""
@@ -352,3 +386,9 @@ class ProgramCalls(Unpicklable, ABC):
         """`values` as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no
         transfer."""
         return [self._exchange.near(v) for v in values]
+
+
+def _of_weak(method: WeakMethod[Callable[[Sequence[Any]], None]], args: Sequence[Any]) -> None:
+    """Call a method of an object, if the object still exists."""
+    if (called := method()) is not None:
+        called(args)

@@ -170,17 +170,23 @@ def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
     The arguments are the tensors themselves, then fresh tensors for results that the program writes. The second item is
     None if these are all results.
     """
-    torch, guards = sys.modules["torch"], _dynamo_guards("_empty_strided_cpu")
-    slow: Callable[..., Any] = lambda shape, strides, dtype: torch.empty_strided(
-        shape, strides, dtype=dtype, device="cpu"
-    )
-    make = slow if guards is None else guards._empty_strided_cpu
-    results = [partial(make, shape, contiguous(shape), getattr(torch, dtype)) for _, shape, dtype in calls.results]
+    results = list(map(tensor_maker, calls.results))
     converted = None if calls.complete else handed_out
     if len(results) == 1:
         (result,) = results
         return lambda given: ((*given, result()), converted)
     return lambda given: ((*given, *[result() for result in results]), converted)
+
+
+def tensor_maker(spec: Spec) -> Callable[[], Any]:
+    """A function that allocates a row-major CPU tensor of the type `spec` (name, shape, dtype)."""
+    torch, guards = sys.modules["torch"], _dynamo_guards("_empty_strided_cpu")
+    slow: Callable[..., Any] = lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device="cpu"
+    )
+    _, shape, dtype = spec
+    make = slow if guards is None else guards._empty_strided_cpu
+    return partial(make, shape, contiguous(shape), getattr(torch, dtype))
 
 
 def handed_out(results: Sequence[Any]) -> Sequence[Any]:
@@ -210,6 +216,7 @@ __all__ = [
     "is_transformed",
     "refuse_tangents",
     "tensor_guard",
+    "tensor_maker",
     "tensor_of",
     "without_data",
 ]

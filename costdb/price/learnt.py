@@ -19,6 +19,7 @@ import numpy as np
 from ..keys.key import Work
 from .features import COUNT, EMPHASIS, features
 from .gaussian_process import Array, GaussianProcess, fit
+from .numpy_loops import loops_us
 from .roofline import CALIBRATION, Rooflines
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class LearntFactors:
         self.models = dict(models or {})
 
     def of(self, columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
-        """log(time / roofline) of keys (kernels at one shape, layout, schedule and machine) given by their columns and
-        work; 0 for devices without a model."""
+        """log(time / lower bound) of keys (kernels at one shape, layout, schedule and machine) given by their columns
+        and work; 0 for devices without a model, and for NumPy's reductions, whose bound is an estimate."""
         found = np.zeros(len(columns))
         if not self.models or not columns:
             return found
@@ -49,8 +50,9 @@ class LearntFactors:
         devices = [str(c["device"]) for c in columns]
         for device in set(devices):
             if (model := self._model(device)) is not None:
-                own = [i for i, d in enumerate(devices) if d == device]
-                found[own] = np.clip(model.predict(rows[own]), -LIMIT, LIMIT)
+                own = [i for i, d in enumerate(devices) if d == device and not loops_us(columns[i])]
+                if own:
+                    found[own] = np.clip(model.predict(rows[own]), -LIMIT, LIMIT)
         return found
 
     def spread(self, device: str) -> tuple[float, float]:
@@ -78,10 +80,10 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | No
     columns, work, ratios = [], [], []
     for digest in sorted(snapshot.digests()):
         row, measured = snapshot.first_row(digest), snapshot.measurement(digest, regime)
-        if measured is None or row["device"] != device or row["family"] == CALIBRATION:
+        if measured is None or row["device"] != device or row["family"] == CALIBRATION or loops_us(row):
             continue
         own = Work(row["flops"], row["bytes"])
-        ratio = math.log(measured.us / rooflines.of(device, row["backend"], first_dtype(row["dtypes"])).us(own))
+        ratio = math.log(measured.us / rooflines.bound_us(row, own))
         if abs(ratio) <= LIMIT:
             columns.append(row)
             work.append(own)
@@ -90,13 +92,6 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | No
         return None
     taken = np.linspace(0, len(ratios) - 1, min(len(ratios), MOST_ROWS)).astype(int)
     return fit(features([columns[i] for i in taken], [work[i] for i in taken]), np.array(ratios)[taken], EMPHASIS)
-
-
-def first_dtype(text: str) -> str:
-    """The first dtype of a key (a kernel at one shape, layout, schedule and machine), parsed from JSON text; float32 if
-    the text is not a list of dtypes."""
-    first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
-    return first or "float32"
 
 
 # ---------------------------------------------------------------- as bytes
@@ -134,4 +129,4 @@ def decode(content: bytes) -> GaussianProcess:
     return GaussianProcess(centre, scale, rows, weights, *map(float, numbers))
 
 
-__all__ = ["LearntFactors", "decode", "encode", "first_dtype", "fitted"]
+__all__ = ["LearntFactors", "decode", "encode", "fitted"]

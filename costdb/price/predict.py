@@ -121,7 +121,7 @@ class Predictor:
         without_relatives: list[tuple[int, float]] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
-            bound = self.roofline(query.key).us(query.work)
+            bound = self.rooflines.bound_us(query.key.columns, query.work)
             place = None
             price = self._measured(query.key, bound)
             if price is None and (place := self._relatives(query.key)) is None:

@@ -17,8 +17,7 @@ import numpy as np
 
 from ...egraph.types.dtypes import DTYPES, itemsize
 from ..keys.key import Work
-from .learnt import first_dtype
-from .roofline import CALIBRATION, Rooflines
+from .roofline import CALIBRATION, Rooflines, first_dtype
 
 if TYPE_CHECKING:
     from ..store.snapshot import Measurement, Snapshot
@@ -229,7 +228,7 @@ def _log_ratio(row: dict[str, Any], measurement: Measurement | None, rooflines: 
     """log(time / bound) of a stored key; None for calibration rows and implausible times."""
     if row["family"] == CALIBRATION:
         return None
-    bound = rooflines.of(row["device"], row["backend"], first_dtype(row["dtypes"])).us(Work(row["flops"], row["bytes"]))
+    bound = rooflines.bound_us(row, Work(row["flops"], row["bytes"]))
     if measurement is None or measurement.us * IMPLAUSIBLE_FACTOR < bound:
         return None
     return math.log(measurement.us / bound)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..keys import rates
 from ..keys.device import GPU_KIND
 from ..keys.key import Work
+from .numpy_loops import loops_us
 
 if TYPE_CHECKING:
     from ..store.snapshot import Snapshot
@@ -96,6 +97,13 @@ class Rooflines:
             self._made[place] = self._make(device, backend, dtype)
         return self._made[place]
 
+    def bound_us(self, columns: Mapping[str, Any], work: Work) -> float:
+        """Lower bound in µs of a key (a kernel at one shape, layout, schedule and machine), by its `columns` and work:
+        its roofline, or the loops of a NumPy reduction (numpy_loops.py)."""
+        found = self.of(columns["device"], columns["backend"], first_dtype(columns["dtypes"]))
+        loops = loops_us(columns)
+        return max(found.us(work), found.launch_us + loops) if loops else found.us(work)
+
     def _make(self, device: str, backend: str, dtype: str) -> DeviceRoofline:
         base = DEFAULTS.get(backend, _GPU if backend not in DEFAULTS and not device.startswith("cpu") else _CPU)
         facts = self._facts.get(device, {})
@@ -114,6 +122,13 @@ class Rooflines:
         """Device -> calibration -> its figure: µs for launches, bytes or flops per µs for the others. "kernels": bytes
         per µs of the fastest measured kernels (`_fastest`)."""
         return {device: dict(sorted(facts.items())) for device, facts in sorted(self._facts.items())}
+
+
+def first_dtype(text: str) -> str:
+    """The first dtype of a key (a kernel at one shape, layout, schedule and machine), parsed from JSON text; float32 if
+    the text is not a list of dtypes."""
+    first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
+    return first or "float32"
 
 
 def _calibrations(snapshot: Snapshot, regime: str) -> dict[str, dict[str, float]]:

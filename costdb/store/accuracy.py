@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from ..keys.key import LABEL_FIELDS, TEXT_FIELDS, TUPLE_FIELDS, KernelKey, Work
-from ..price.learnt import LearntFactors, first_dtype, fitted
+from ..price.learnt import LearntFactors, fitted
 from ..price.predict import Predictor, Query
 from ..price.roofline import CALIBRATION, Rooflines
 from ..reports.reports import StoreReport
@@ -151,7 +151,7 @@ def of_device(snapshot: Snapshot, device: str) -> list[Accuracy]:
         return []
     known = [_summary(device, name, _held_out(device, regime, rows, times, part_of)) for name, part_of in PARTITIONS]
     rooflines = Rooflines(snapshot, regime)
-    bounds = [(row, us, rooflines.of(device, row["backend"], first_dtype(row["dtypes"])).us(_work(row)), False)
+    bounds = [(row, us, rooflines.bound_us(row, _work(row)), False)
               for row, us in times.values()]  # fmt: skip
     return [*known, _summary(device, ROOFLINE, bounds)]
 

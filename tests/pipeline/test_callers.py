@@ -56,6 +56,7 @@ def slow_plans(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
         return flat(self, args, named)
 
     monkeypatch.setattr(Program, "_flat", slow)
+    monkeypatch.setattr(Program, "_tries", 0)  # no direct functions, which make calls without it
     return called
 
 

@@ -40,6 +40,8 @@ class ProgramEmitter(EmittedValues):
     """Emitter of the source of programs for plans (lists of kernel calls) on the CPU; subclasses emit for other
     devices. Holds the state of one emission."""
 
+    whole: str = ""  # source of what makes a whole call in C (`_whole_call`)
+
     def emit(self) -> EmittedProgram:
         """Emit the plan's program; returns its source with the weights, states and memory that it needs."""
         self._place_values()
@@ -281,6 +283,21 @@ class ProgramEmitter(EmittedValues):
                 if n in gone
             }
             self.once = [*(line for line in self.once if line not in single), *join.once]
+            self.whole = self._whole_call(join)
+
+    def _whole_call(self, join: JoinedCalls) -> str:
+        """Source of what makes a whole call: a C function, its table, and numbers of the parameters of `run` whose
+        addresses are at the table's start. "" unless `run` does nothing but calling this function."""
+        parameters = [*self.inputs.values(), *self.offered.values()]
+        done = [line for line in self.each if not line.startswith("# ") and line not in self.movable]
+        results = f"return {', '.join(self.offered.values())}{',' if len(self.offered) == 1 else ''}"
+        if len(join.made) != 1 or not {*join.given} <= {*parameters}:
+            return ""
+        (call, function), start = join.made[0], f"{join.table}["
+        if [x for x in done if not x.startswith(start)] != [f"{call}()", results] or len(done) > 3:
+            return ""
+        numbers = ", ".join(str(parameters.index(name)) for name in join.given)
+        return f"{function}, {join.table}, ({numbers}{',' if len(join.given) == 1 else ''})"
 
     def _takes_tensors(self) -> bool:
         """Whether callers may pass arrays or tensors: `run` uses inputs as addresses or tensors. At one size it may
@@ -318,7 +335,9 @@ class ProgramEmitter(EmittedValues):
             f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
             *indented([*fixed, *self.once], 4), "",
             *indented(self._guarded(), 4), f"    def run({', '.join(self._parameters())}):",
-            f'        """{signature(self.plan)}"""', *indented(self.each, 8), "", "    return run",
+            f'        """{signature(self.plan)}"""', *indented(self.each, 8), "",
+            *([f"    run.whole = {self.whole}  # a call: C function, its table, parameters at the table's start"] * bool(self.whole)),
+            "    return run",
         ]  # fmt: skip
 
 

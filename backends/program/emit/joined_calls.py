@@ -44,6 +44,7 @@ class JoinedCalls:
     calls: dict[str, Call] = field(default_factory=dict)  # line -> call that can be joined
     places: dict[str, int] = field(default_factory=dict)  # address -> its index in the table
     made: list[tuple[str, str]] = field(default_factory=list)  # (variable, C function) of joined calls
+    given: list[str] = field(default_factory=list)  # arrays of all joined calls whose addresses each run writes
     table: str = ""
 
     def joined(self, lines: Iterable[str]) -> list[str]:
@@ -73,8 +74,9 @@ class JoinedCalls:
     # ------------------------------------------------------------ what can be joined
     def _addresses(self, lines: Sequence[str]) -> set[str]:
         """Variables of addresses that each call defines, and that only calls of C kernels use; sets `calls`."""
-        single = sum(self._call(line) is not None for line in lines) < 2  # its own arguments are as fast
-        movable = () if single else self.movable
+        other = [x for x in lines if not (x in self.movable or x.startswith((COMMENT, "return ")))]
+        single = sum(self._call(line) is not None for line in other) < 2  # its own arguments are as fast
+        movable = () if single and len(other) > 1 else self.movable
         sources = {line: found for line in lines if line in movable and (found := _ARGUMENT.fullmatch(line))}
         moving = {found[1] for found in sources.values()}
         defined = {found[1] for line in lines if (found := re.match(r"(\w+) = ", line))}
@@ -119,6 +121,7 @@ class JoinedCalls:
     def _flush(self) -> None:
         """End the current sequence of calls: write it as one call, unless it is one call at fixed addresses."""
         group, self.group, sources, self.sources = self.group, [], self.sources, []
+        self.given += sources
         if sources:  # no other address has got a place meanwhile
             end = len(self.places)
             one = f"[{end - 1}] = start_of({sources[0]})"

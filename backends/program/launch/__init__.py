@@ -1,7 +1,8 @@
-"""Executes emitted programs on a device: compiled kernels, direct calls, launch modes, calls at new sizes.
+"""Executes emitted programs on a device: compiled kernels, direct calls of GPU and CPU programs, launch modes, calls at
+new sizes.
 
 In: emitted source.
 Out: functions that launch its kernels.
-Imports: backends, backends.c, backends.program.emit, backends.program.helpers, backends.runtime, bytecode, errors,
-    extract.model, imported, plain, private, processes.
+Imports: backends, backends.c, backends.program.emit, backends.program.helpers, backends.runtime, bytecode,
+    egraph.types, errors, extract.model, imported, plain, private, processes.
 """

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....errors import TensorGraphsError
 from ....extract.model.plan import Plan
+from ...runtime.cpu_tensors import Spec, TensorCalls
 from ...runtime.marshalling import Marshalling, NumpyMarshalling
 from ...runtime.threads import loops_shared
 from ..emit.emitted_program import EmittedProgram
@@ -16,7 +17,24 @@ from ..emit.emitted_program import EmittedProgram
 Run = Callable[..., Sequence[Any]]
 Direct = Callable[..., "tuple[Any, ...] | None"]  # inputs -> results
 
-__all__ = ["DevicePrograms", "Direct", "Run"]
+__all__ = ["BoundRun", "DevicePrograms", "Direct", "Run"]
+
+
+class BoundRun(NamedTuple):
+    """A bound program (`run`), and what a direct function of its calls must know.
+
+    `lock`: held while it runs. `tensors`: how it takes tensors of the CPU. `inputs`, `outputs`: their types (name,
+    shape, dtype). `check`: called with all arguments before a call, may raise; None for no check. `in_mode`: whether
+    the caller is in a mode of Torch that the call has to leave.
+    """
+
+    run: Run
+    lock: Any
+    tensors: TensorCalls = TensorCalls()
+    inputs: Sequence[Spec] = ()
+    outputs: Sequence[Spec] = ()
+    check: Callable[[Sequence[Any]], None] | None = None
+    in_mode: Callable[[], bool] | None = None
 
 
 class DevicePrograms:
@@ -27,7 +45,8 @@ class DevicePrograms:
     ("cuda:1"), by default the device's name.
     """
 
-    has_direct = False  # whether `direct` may give functions
+    has_size_calls = False  # whether there are functions for calls at sizes that a program has not met (`SizeCalls`)
+    direct_after = 0  # calls until the first attempt to make a direct function (`direct`); 0: there are none
     helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
@@ -51,10 +70,10 @@ class DevicePrograms:
         loops_shared()
         return bind(*([weights, states] if states else [weights]))
 
-    def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
-        """A faster function for calls of the bound program `run` with inputs like `given`, those of its last call; None
-        if there is none (yet). It holds `lock` while it runs, and returns None where `run` itself has to make a call.
-        """
+    def direct(self, bound: BoundRun, given: Sequence[Any]) -> Direct | None:
+        """A faster function for calls of a bound program with inputs like `given`, those of its last call; None if
+        there is none (yet). It holds the program's lock while it runs, and returns None where the emitted code has to
+        make a call."""
         return None
 
     def poisoned(self, run: Run) -> AbstractContextManager[None]:

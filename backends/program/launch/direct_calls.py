@@ -41,19 +41,19 @@ SOURCE = Path(__file__).with_name("direct_calls.c")
 
 
 @cache
-def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
-    """Compile direct_calls.c; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
-    cannot be compiled on this machine."""
+def c_function(name: str, file: Path = SOURCE, include: str = "") -> Callable[[tuple[Any, ...]], Any] | None:
+    """Compile a C file; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
+    cannot be compiled on this machine. `include`: a further folder of headers, which is part of what is compiled."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
-    source = f'#define PY_SSIZE_T_CLEAN\n#include "{header}"\n{SOURCE.read_text(encoding="utf-8")}'
+    source = f'#define PY_SSIZE_T_CLEAN\n#include "{header}"\n{file.read_text(encoding="utf-8")}'
     try:
         compiler = split(os.environ.get("CC") or "cc")
     except ValueError:  # an open quotation
         return None
     command = [*compiler, "-std=gnu11", "-O2", "-shared", "-fPIC",
-               f"-I{sysconfig.get_path('platinclude')}"]  # fmt: skip
+               f"-I{sysconfig.get_path('platinclude')}", *([f"-I{include}"] if include else [])]  # fmt: skip
     key = repr((source, command, sysconfig.get_config_var("EXT_SUFFIX")))
     folder = code_folder("c")
     if folder is None:

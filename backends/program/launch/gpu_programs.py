@@ -17,7 +17,7 @@ from ..emit.emitted_program import EmittedProgram
 from ..helpers.any_size_gpu_helpers import HELPERS as ANY_SIZE_HELPERS
 from ..helpers.any_size_helpers import SIZED_HELPERS
 from ..helpers.gpu_helpers import HELPERS
-from .device_programs import DevicePrograms, Direct, Run
+from .device_programs import BoundRun, DevicePrograms, Direct, Run
 from .direct_calls import direct_call
 from .launching import plan_for_launching
 from .older_programs import name_launch_mode
@@ -32,7 +32,7 @@ class GpuPrograms(DevicePrograms):
     A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors.
     """
 
-    has_direct = True
+    has_size_calls, direct_after = True, 1
     helpers = {
         **HELPERS,
         **ANY_SIZE_HELPERS,
@@ -64,10 +64,10 @@ class GpuPrograms(DevicePrograms):
         name_launch_mode(run)
         return run
 
-    def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
-        """One C function for calls of the bound program `run` with inputs like `given`, those of its last call; None if
-        there is none yet. It holds `lock` while it runs."""
-        return direct_call(run, given, lock)
+    def direct(self, bound: BoundRun, given: Sequence[Any]) -> Direct | None:
+        """One C function for calls of a bound program with inputs like `given`, those of its last call; None if there
+        is none yet. It holds the program's lock while it runs."""
+        return direct_call(bound.run, given, bound.lock)
 
     def poisoned(self, run: Run) -> AbstractContextManager[None]:
         """Context in which a call of the bound program `run` finds NaN in memory that it must write before it reads it

@@ -98,7 +98,7 @@ def _check_indices(program: Program, source: Any, loaded: Loaded) -> None:
     graph = loaded.graph.bind(only) if only else loaded.graph
     limits, computed, unchecked = index_limits(source, graph, program.manifest.chosen)
     if limits or computed.targets:
-        program.manifest = replace(program.manifest, index_limits=limits, computed_indices=computed)
+        program.checking(limits, computed)
     if unchecked and program.report is not None:
         names = ", ".join(map(repr, unchecked))
         program.report.warnings.append(

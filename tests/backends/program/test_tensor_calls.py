@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,21 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime import cpu_tensors
+from tensor_graphs.backends.runtime.computed_indices import ComputedIndices
+from tensor_graphs.backends.runtime.index_limits import IndexLimit
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.errors import ShapeError, UsageError
+from tensor_graphs.errors import IndexRangeError, ShapeError, UsageError
 
 torch = pytest.importorskip("torch")
 KINDS = ["numpy", "torch", "mixed", *([] if backend("c").unavailable() else ["c"])]
 N = 8
+
+
+@pytest.fixture(autouse=True)
+def direct_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls after the first one are made by the C function of host_calls.c where it accepts the arguments."""
+    monkeypatch.setattr(Program, "_tries", 1)
 
 
 class Marked(torch.Tensor):  # type: ignore[misc]
@@ -212,3 +222,83 @@ def test_an_input_that_requires_gradients_is_warned_of(kind: str) -> None:
         made(given)
     with torch.no_grad(), warnings.catch_warnings(action="error"):
         made(given)
+
+
+# ---------------------------------------------------------------- the C function of a call
+def direct_of(call: Program, *given: Any) -> Callable[..., Any]:
+    """The direct function of a program after the call that binds it, and another."""
+    call(*given), call(*given)
+    if call._direct is None:
+        pytest.skip("Python's headers or a C compiler are missing")
+    return call._direct
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_direct_function_makes_calls_that_fit_and_no_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, x = program(kind), torch.randn(N, 64)
+    direct, array = direct_of(call, x), x.numpy()
+    assert (getattr(call._run, "whole", None) is not None) == (kind == "c")
+    monkeypatch.setattr(call, "_called", None)  # the emitted code is called by the C function only
+    for given in (array, x) if call._tensors and call._tensors.direct else (array,):
+        found = call(given)
+        found = found["y"] if isinstance(found, dict) else found
+        assert type(found) is type(given)
+        np.testing.assert_allclose(np.asarray(found), np.tanh(array), rtol=1e-5, atol=1e-6)
+    swapped, fields = array.astype(">f4"), array.view([("a", "f4")])
+    for other in (
+        array.T.copy().T,
+        array[:4],
+        array.astype(float),
+        swapped,
+        fields,
+        array[0],
+        array.tolist(),
+        x.t(),
+        None,
+        np.float32(1),
+    ):
+        assert direct(other) is None
+    assert direct() is None and direct(array, array) is None
+    with call._lock:
+        assert direct(array) is not None  # the lock is this thread's
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with call._lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    assert direct(array) is None
+    done.set()
+    thread.join()
+    assert direct(array) is not None
+
+
+def test_the_direct_function_checks_indices_and_names_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, at = t.input("table", (5, 4)), t.input("at", (3,), "int64")
+    call = Program(direct_plan(Graph.of(t.gather(table, at, 0)), [backend("numpy")]))
+    before = direct_of(call, np.ones((5, 4), np.float32), np.zeros(3, np.int64))
+    call.checking([IndexLimit("at", -5, 5)], ComputedIndices())
+    given = np.arange(20, dtype=np.float32).reshape(5, 4), np.array([0, 4, 2])
+    assert direct_of(call, *given) is not before
+    monkeypatch.setattr(call, "_called", None)
+    np.testing.assert_array_equal(call(*given), given[0][given[1]])
+    with pytest.raises(IndexRangeError):
+        call(given[0], given[1] + 3)
+    np.testing.assert_array_equal(call(*given), given[0][given[1]])
+
+
+def test_a_released_program_is_freed_and_binds_again() -> None:
+    call, x = program(KINDS[-1]), np.ones((N, 64), np.float32)
+    direct_of(call, x)
+    call.unbind()
+    assert call._direct is None
+    np.testing.assert_allclose(call(x), np.tanh(x), rtol=1e-5)
+    call(x)
+    known = weakref.ref(call)
+    del call
+    gc.collect()
+    assert known() is None  # no cycle through the C function, which the garbage collector does not see

@@ -157,9 +157,11 @@ class CostPricer:
             if not c.is_view and place not in made:
                 query = self.variants(c, every=False)[0].query
                 errors = self.errors([c]) if self.on_record(c) else [0.0]
-                roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
-                limit = roofline.us(query.work)
-                made[place] = KernelBounds(query.work.flops, query.work.bytes, limit, errors[0] or None, roofline)
+                predictor = self.store.predictor(regime_of(query.key.device))
+                limit = predictor.rooflines.bound_us(query.key.columns, query.work)
+                made[place] = KernelBounds(
+                    query.work.flops, query.work.bytes, limit, errors[0] or None, predictor.roofline(query.key)
+                )
             rows.append(None if c.is_view else made[place])
         return rows
 

@@ -169,6 +169,7 @@ class CallerProgram(Program):
     Other inputs run the compiled plan. `save` writes the compiled plan.
     """
 
+    _runs_itself = False
     caller: Caller | None
     comparison: str  # text of the timing comparison, for the saved manifest and the warning of `save`
     #: Type, dtype, shape and device (None for arrays) of each positional argument.
