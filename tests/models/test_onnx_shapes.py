@@ -222,6 +222,18 @@ def test_known_places_need_sizes_that_have_them(op: str, index: list[Any], tmp_p
         graph.bind({"n": 3})
 
 
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_an_axis_without_elements_has_no_largest_one(keepdims: int, tmp_path: Path) -> None:
+    largest = [
+        node("ArgMax", ["x"], ["i"], axis=1, keepdims=keepdims),
+        node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
+    ]
+    (empty,) = evaluate(load_onnx(build(tmp_path, largest, (0, 0, 6))), {"x": np.zeros((0, 0, 6), np.float32)})
+    assert empty.shape == ((0, 1, 6) if keepdims else (0, 6))
+    with pytest.raises(BadModelError, match="no element to choose"):
+        load_onnx(build(tmp_path, largest, (2, 0, 6)))
+
+
 @pytest.mark.parametrize("scales", [None, 1.5, 0.6])
 @pytest.mark.parametrize(("mode", "place", "more"), [
     ("nearest", "asymmetric", {"nearest_mode": "floor"}), ("nearest", "align_corners", {}), ("linear", "half_pixel", {}),
