@@ -11,6 +11,7 @@ from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import volume
+from ...errors import ShapeError
 from ..common.sampling import running
 from ..common.sizes import size_tensor
 from .node import Node, Result, operator, resolve
@@ -86,6 +87,11 @@ def _reduce(n: Node) -> Result:
 def _arg(n: Node) -> Result:
     x = n.x()
     axis = n.axis(0, x.rank)
+    if x.shape[axis] == 0:
+        kept = [1 if i == axis else d for i, d in enumerate(x.shape) if i != axis or n.attr("keepdims", 1)]
+        if 0 not in kept:
+            raise ShapeError(f"axis {axis} of {x.type} has no element to choose")
+        return t.zeros(kept, "int64")
     build = t.argmax if n.op == "ArgMax" else t.argmin
     if not n.attr("select_last_index", 0):
         return build(x, axis, bool(n.attr("keepdims", 1)))

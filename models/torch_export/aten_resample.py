@@ -4,6 +4,7 @@ at a grid."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from math import floor
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
-from ...egraph.types.dims import DimExpr
+from ...egraph.types.dims import Dim, DimExpr
 from ..common.sampling import grid_sample, tapped, weighted
+from ..common.sizes import size_tensor
 from .aten_layout import upsample
 from .aten_reduce import refuse_free
 
@@ -25,11 +27,25 @@ def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
     return x
 
 
-def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> list[int]:
+def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> list[Dim]:
+    """Sizes to resample the spatial axes to. Raises UnsupportedError for a free size times a factor that is no multiple
+    of 2^-20."""
     if output_size is not None:
-        return [refuse_free(v, "the size to resample to") for v in output_size]
-    sizes = [refuse_free(d, "resampling by a factor") for d in x.shape[2:]]
-    return [floor(size * float(s or 1)) for size, s in zip(sizes, scales)]
+        return [v if isinstance(v, DimExpr) else int(v) for v in output_size]
+    return [_scaled(size, float(s or 1)) for size, s in zip(x.shape[2:], scales)]
+
+
+def _scaled(size: Dim, factor: float) -> Dim:
+    part = Fraction(factor)
+    if isinstance(size, DimExpr) and part.denominator <= 1 << 20:
+        return size * part.numerator // part.denominator
+    return floor(refuse_free(size, "resampling by a factor") * factor)
+
+
+def _fixed_targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> tuple[list[int], list[int]]:
+    """(sizes to resample the spatial axes to, their sizes). Raises UnsupportedError for free sizes."""
+    wanted = [refuse_free(v, "the size to resample to") for v in _targets(x, output_size, scales)]
+    return wanted, [refuse_free(d, "resampling") for d in x.shape[2:]]
 
 
 def scales_of(scales: Sequence[Any], n: int) -> list[float | None]:
@@ -80,11 +96,25 @@ def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 
     whole = _whole_factors(x, output_size, factors)
     if whole:
         return upsample(x, whole)
-    wanted = _targets(x, output_size, factors)
-    sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
-    for i, (want, size, factor) in enumerate(zip(wanted, sizes, factors)):
-        x = t.gather(x, t.constant(nearest_positions(size, want, factor, middle)), 2 + i)
+    for i, (want, size, factor) in enumerate(zip(_targets(x, output_size, factors), x.shape[2:], factors)):
+        if isinstance(want, int) and isinstance(size, int):
+            index = t.constant(nearest_positions(size, want, factor, middle))
+        else:
+            index = _free_positions(size, want, factor, middle)
+        x = t.gather(x, index, 2 + i)
     return x
+
+
+def _free_positions(size: Dim, want: Dim, factor: float | None, middle: float) -> Tensor:
+    """`nearest_positions` of free sizes, computed from them by the same steps in float32."""
+    step = _number(size, "float32") / _number(want, "float32") if not factor else float(np.float32(1.0 / factor))
+    spots = (t.cast(t.arange(want), "float32") + middle) * step
+    return t.minimum(t.cast(t.floor(spots), "int64"), _number(size - 1, "int64"))
+
+
+def _number(size: Dim, dtype: str) -> Tensor:
+    """A size as a tensor [1]."""
+    return t.reshape(t.cast(size_tensor(size), dtype), (1,))
 
 
 def nearest_positions(size: int, want: int, factor: float | None, middle: float = 0.0) -> np.ndarray[Any, Any]:
@@ -162,8 +192,7 @@ def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., 
 
     def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
         factors = scales_of(scales, x.rank - 2)
-        wanted = _targets(x, output_size, factors)
-        sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+        wanted, sizes = _fixed_targets(x, output_size, factors)
         return resample(
             x, [filter_matrix(s, w, align_corners, f, reach, weigh) for s, w, f in zip(sizes, wanted, factors)]
         )
@@ -201,9 +230,30 @@ def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: A
         for i, times in enumerate(whole):
             x = x if times == 1 else _between(x, 2 + i, times)
         return x
-    wanted = _targets(x, output_size, factors)
-    sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
-    for i, (size, want, factor) in enumerate(zip(sizes, wanted, factors)):
-        places, shares = _neighbours(size, want, align_corners, factor)
-        x = tapped(x, 2 + i, places, shares.astype(dtypes.numpy_dtype(x.dtype)))
+    for i, (size, want, factor) in enumerate(zip(x.shape[2:], _targets(x, output_size, factors), factors)):
+        if isinstance(size, int) and isinstance(want, int):
+            places, shares = _neighbours(size, want, align_corners, factor)
+            x = tapped(x, 2 + i, places, shares.astype(dtypes.numpy_dtype(x.dtype)))
+        else:
+            x = _between_free(x, 2 + i, want, align_corners, factor)
     return x
+
+
+def _between_free(x: Tensor, axis: int, want: Dim, align: bool, factor: float | None) -> Tensor:
+    """Linear interpolation along an axis of free sizes, whose positions and weights (`_neighbours`) are computed from
+    them."""
+    size, wide = _number(x.shape[axis], "float64"), _number(want, "float64")
+    at = t.cast(t.arange(want), "float64")
+    if align:
+        spots = at * t.where(t.gt(wide, 1.0), (size - 1) / t.maximum(wide - 1, 1.0), 0.0)
+    else:
+        spots = t.maximum((at + 0.5) * (1.0 / factor if factor else size / wide) - 0.5, 0.0)
+    low = t.minimum(t.floor(spots), size - 1)
+    high, share = t.minimum(low + 1, size - 1), spots - low
+    line = [want if i == axis else 1 for i in range(x.rank)]
+    parts = ((low, 1 - share), (high, share))
+    left, right = (
+        t.mul(t.gather(x, t.cast(place, "int64"), axis), t.cast(t.reshape(weight, line), x.dtype))
+        for place, weight in parts
+    )
+    return t.add(left, right)

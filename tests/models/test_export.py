@@ -248,6 +248,26 @@ def test_free_sizes_are_rolled_by_any_number() -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
+def test_images_of_free_sizes_are_resampled() -> None:
+    """To the size of another image and by fractional factors, to the nearest element and linearly."""
+    resized = torch.nn.functional.interpolate
+    f: Any = lambda x, y: (
+        resized(x, size=y.shape[2:]),
+        resized(x, size=y.shape[2:], mode="nearest-exact"),
+        resized(x, size=y.shape[2:], mode="bilinear"),
+        resized(x, size=y.shape[2:], mode="bilinear", align_corners=True),
+        resized(x, scale_factor=1.5),
+        resized(x, scale_factor=1.5, mode="bilinear"),
+    )
+    sizes = [{2: torch.export.Dim(h, min=1, max=64), 3: torch.export.Dim(w, min=1, max=64)} for h, w in ("hw", "kl")]
+    graph = load_module(f, (torch.randn(1, 2, 6, 8), torch.randn(1, 1, 9, 5)), dynamic_shapes=tuple(sizes))
+    for h, w, k, m in ((6, 8, 9, 5), (1, 1, 1, 1), (4, 6, 8, 3), (13, 7, 5, 20)):
+        given = torch.randn(1, 2, h, w), torch.randn(1, 1, k, m)
+        bound = graph.bind({n: s for n, s in zip("hwkl", (h, w, k, m)) if n in graph.free_dims})
+        for found, wanted in zip(run(bound, given), f(*given), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_mutated_buffers_become_states_with_updates() -> None:
     graph = load_module(Counter(), (X,))
     assert list(graph.updates) == ["total"] and [n.attr("name") for n in graph.leaves("state")] == ["total"]

@@ -220,3 +220,40 @@ def test_known_places_need_sizes_that_have_them(op: str, index: list[Any], tmp_p
         np.testing.assert_array_equal(evaluate(graph.bind({"n": count}), {"x": x[:count]})[0], want)
     with pytest.raises(ShapeError, match="outside size 3"):
         graph.bind({"n": 3})
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_an_axis_without_elements_has_no_largest_one(keepdims: int, tmp_path: Path) -> None:
+    largest = [
+        node("ArgMax", ["x"], ["i"], axis=1, keepdims=keepdims),
+        node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
+    ]
+    (empty,) = evaluate(load_onnx(build(tmp_path, largest, (0, 0, 6))), {"x": np.zeros((0, 0, 6), np.float32)})
+    assert empty.shape == ((0, 1, 6) if keepdims else (0, 6))
+    with pytest.raises(BadModelError, match="no element to choose"):
+        load_onnx(build(tmp_path, largest, (2, 0, 6)))
+
+
+@pytest.mark.parametrize("scales", [None, 1.5, 0.6])
+@pytest.mark.parametrize(("mode", "place", "more"), [
+    ("nearest", "asymmetric", {"nearest_mode": "floor"}), ("nearest", "align_corners", {}), ("linear", "half_pixel", {}),
+    ("linear", "pytorch_half_pixel", {}), ("cubic", "half_pixel_symmetric", {"exclude_outside": 1, "cubic_coeff_a": -0.5}),
+])  # fmt: skip
+def test_free_axes_are_resized_as_fixed_ones(
+    mode: str, place: str, more: dict[str, Any], scales: float | None, tmp_path: Path
+) -> None:
+    """Axes of free sizes are resized by fractional scales, and to sizes that depend on another one, as axes that
+    have these sizes in the file are."""
+    attrs = {"mode": mode, "coordinate_transformation_mode": place, **more}
+    start: list[Any] = [*SIZES, node("Concat", ["m", "n", "two", "zero"], ["wide"], axis=0),
+                        node("Slice", ["wide", "zero", "two"], ["to"])]  # fmt: skip
+    value = numpy_helper.from_array(np.array([scales or 1, scales or 1], np.float32))
+    start.append(node("Constant", [], ["scales"], value=value))
+    operands = ["x", "", "scales"] if scales else ["x", "", "", "to"]
+    file = build(tmp_path, [*start, node("Resize", operands, ["y"], axes=[0, 1], **attrs)])
+    free = load_onnx(file)
+    for n, m in ((4, 7), (1, 1), (2, 9), (6, 3)):
+        x = np.random.default_rng(n).standard_normal((n, m, 6)).astype(np.float32)
+        (found,) = evaluate(free.bind({"n": n, "m": m}), {"x": x})
+        (wanted,) = evaluate(load_onnx(file, dims={"n": n, "m": m}), {"x": x})
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

@@ -48,6 +48,28 @@ def test_functions_of_free_sizes_are_compared_at_other_sizes():
         compare(lambda a: a[: len(str(a.shape[0]))])  # 9 has one digit, 10 has two
 
 
+@pytest.mark.parametrize(("forward", "differs"), [
+    (lambda x: x * 2 if x.shape[1] != 1 else x, {"b": 1, "t": 1}),
+    (lambda x: x * 2 if x.shape[0] > 1 and x.shape[1] == 1 else x, {"b": 3, "t": 1}),
+    (lambda x: x.squeeze(1) + 1, {"b": 1, "t": 1}),
+    (lambda x: x.softmax(1) * x.shape[1], None),
+])  # fmt: skip
+def test_modules_that_decide_whether_a_free_size_is_1(forward, differs):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return forward(x)
+
+    b, t = (torch.export.Dim(n, min=1, max=64) for n in ("b", "t"))
+    example = torch.randn(3, 6, 4)
+    graph = as_graph(Module(), (example,), dynamic_shapes=({0: b, 1: t},))
+    compare = lambda: caller_reference.compare(Module(), (example,), graph)
+    if differs is None:
+        assert compare().startswith("compared with the module itself")
+    else:
+        with pytest.raises(TraceError, match=f"decides by a free size.*differs at {differs}: "):
+            compare()
+
+
 def test_what_tracing_decided_is_found():
     calls = []
 

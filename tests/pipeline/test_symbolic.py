@@ -320,6 +320,15 @@ def test_devices_without_kernels_of_every_size_are_named() -> None:
     assert session.warnings == ["the program runs at one size only: programs on a TPU have no free sizes"]
 
 
+def test_powers_of_positions() -> None:
+    """A power with one exponent, of numbers that depend on sizes alone: the kernel for fixed sizes needs memory."""
+    x = tg.input("x", (T, 3))
+    line = tg.cast(builders.iota((T, 3), 0), "float32")
+    graph = Graph.of([x * (line + 1) ** 1.5 + builders.sum(line) ** 0.5])
+    program = tg.optimize(graph, dims={"T": 6}, verify=False, **FAST)
+    agrees(program, graph, {"T": 6}, {"T": 1}, {"T": 37})
+
+
 def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """First without rewriting; where that is wrong as well, at one size, which the report says."""
     left: list[str] = []  # what will be said of the next programs

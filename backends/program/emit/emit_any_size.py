@@ -38,19 +38,8 @@ from .emit_cpu import ProgramEmitter
 _WORD = re.compile(r"[A-Za-z_]\w*")
 #: Variables of emitted programs.
 _OWN = {
-    "memory",
-    "offsets",
-    "size",
-    "take",
-    "at",
-    "workspace",
-    "spaces",
-    "launch",
-    "kernels",
-    "inputs",
-    "results",
-    "warm",
-}
+    "memory", "offsets", "size", "take", "at", "workspace", "spaces", "launch", "kernels", "inputs", "results", "warm",
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- names of sizes
@@ -282,7 +271,12 @@ class SizedEmitter(ProgramEmitter):
         return None
 
     def _decomposed(self, node: Tensor) -> str:
-        """Variable of the value of a node's decomposition. Raises UsageError for an atomic op."""
+        """Variable of the value of a node's decomposition, or of a power with exponents of the full shape, for which
+        NumPy's kernel needs no scratch memory. Raises UsageError for another atomic op."""
+        if node.op == "pow" and (not node.rank or node.args[1].shape != node.shape):
+            lines = [make("reshape", (a,), {"shape": a.shape or (1,)}) for a in node.args]
+            wide = [make("broadcast_to", (a,), {"shape": node.shape or (1,)}) for a in lines]
+            return self._value(make("reshape", (make("pow", wide, {}),), {"shape": node.shape}))
         if not node.entry.composite:
             raise UsageError(f"{node.op} of weights has no kernel at free sizes", hint="fix the sizes")
         return self._value(expand(node))

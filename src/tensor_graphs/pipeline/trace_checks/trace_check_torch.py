@@ -46,6 +46,7 @@ MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which 
 STEPS = 2  # calls of a module with state: a counter of its own shows in the second one
 LAYOUTS = "a call on the same inputs in another memory layout"  # an optional part
 WHOLE = "the comparison with the module"  # an optional part
+LEAST = "a call with the least size of one free dimension"  # an optional part
 
 
 GRAPH_ONLY = "compared with its graph only: "  # begins the text of a comparison that was left out
@@ -65,7 +66,7 @@ def compare_torch(
     sizes = _sizes(graph, [tuple(e.shape) for e in call.tensors])
     if len(call.tensors) != len(graph.inputs) or sizes is None:
         return f"{GRAPH_ONLY}the module's arguments are not the graph's inputs"
-    graph = graph.bind(sizes) if sizes else graph
+    free, graph = graph, graph.bind(sizes) if sizes else graph
     states = bool(graph.updates or graph.leaves("state"))
     if reason := _too_much_work(graph, states, bool(call.device), time):
         return GRAPH_ONLY + reason
@@ -93,6 +94,7 @@ def compare_torch(
     took = perf_counter() - began
     _refuse_random(call, graph, outputs, took, time)
     _compare_values(call, graph, outputs, took, time)
+    _compare_least_sizes(call, free, sizes, took, time)
     return "compared with the module itself, on its examples" + time.omission_text
 
 
@@ -199,6 +201,53 @@ def _compare_values(call: ExampleCall, graph: Graph, outputs: Sequence[Array], t
         except Exception:  # `view` needs the memory layout of the examples, for one
             return
         _refuse_difference(call.module, graph, other, found, sharp, values)
+
+
+def _compare_least_sizes(
+    call: ExampleCall, graph: Graph, known: Mapping[str, int], took: float, time: OptionalTime
+) -> None:
+    """Raise TraceError if the graph's outputs differ from the module's on its examples cut to the least sizes of the
+    free dimensions: all of them, then each alone, the others as in the examples (`known`).
+
+    torch.export traces free sizes as if they were 2 at least: a branch by `x.shape[0] == 1` and `x.squeeze(0)` are
+    those of larger sizes in its graph, without a guard. Left out: sizes at which the module raises or the graph is not
+    valid.
+    """
+    least = {name: atom.min for name, atom in graph.free_dims.items()}
+    alone = [{**known, name: size} for name, size in least.items()] if len(least) > 1 else []
+    for number, sizes in enumerate([least, *alone]):
+        if sizes == known or (number and not time.suffices(LEAST, took)):
+            continue
+        try:
+            there = graph.bind(sizes)
+            cut = [e[tuple(map(slice, concrete(n.shape)))] for n, e in zip(there.inputs, call.tensors)]
+            parts = iter(cut)
+            outputs = call.outputs(lambda _, parts=parts: next(parts).clone())  # type: ignore[misc]
+        except Exception:  # any error of the module's own code
+            continue
+        _refuse_at_sizes(call, there, cut, outputs, sizes)
+
+
+def _refuse_at_sizes(
+    call: ExampleCall, graph: Graph, tensors: Sequence[Any], outputs: Sequence[Array], sizes: Mapping[str, int]
+) -> None:
+    """Raise TraceError if a graph's outputs on `tensors` are not the module's `outputs`; `sizes`: of what were free
+    dimensions."""
+    from ...models.torch_export.arrays import to_numpy
+
+    graph, values = with_atomic_ops(graph), {str(n.attr("name")): to_numpy(e) for n, e in zip(graph.inputs, tensors)}
+    found, sharp = _graph_runs(graph, values, call.device)
+    try:
+        if len(outputs) != len(graph.outputs):
+            raise TraceError(f"it returns {len(outputs)} results, its graph {len(graph.outputs)}")
+        _refuse_difference(call.module, graph, outputs, found, sharp, values)
+    except TraceError as error:
+        raise TraceError(
+            f"the module decides by a free size: its graph, traced with the examples, differs at {dict(sizes)}: {error.message}",
+            where=title_of(call.module),
+            hint="leave that size out of dynamic_shapes, or begin its range with a size at which the module does what "
+            'it does with the examples: torch.export.Dim("n", min=2)',
+        ) from error  # fmt: skip
 
 
 def _graph_runs(graph: Graph, values: Mapping[str, Array], device: str) -> tuple[list[Array], list[Array]]:
