@@ -178,7 +178,9 @@ class _File:
     borrowed: dict[str, str] = field(default_factory=dict)
     fixed: list[tuple[str, int, list[int | str], str]] = field(default_factory=list)
     index_limits: list[_IndexLimit | tuple[str, int, int]] = field(default_factory=list)
-    computed_indices: tuple[list[_Row], list[tuple[Natural, int | str, int | str]]] = field(default_factory=lambda: ([], []))
+    computed_indices: tuple[list[_Row], list[tuple[Natural, int | str, int | str]]] = field(
+        default_factory=lambda: ([], [])
+    )
 
 
 def read_manifest(text: str, source: str) -> Manifest:
