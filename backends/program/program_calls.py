@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 import numpy as np
 
@@ -19,13 +18,12 @@ from ...processes.forks import Lock
 from ...wording import spelled_values
 from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
-from ..runtime.computed_indices import computed_check
 from ..runtime.cpu_tensors import LARGE, TensorCalls, refuse_tangents, warn_of_gradients
 from ..runtime.fixed_arguments import without_fixed
-from ..runtime.index_limits import index_check
 from ..runtime.marshalling import Quick
 from .buckets import BucketForm, CallsAtSizes
 from .emit.emit_any_size import sources
+from .index_checks import checked_indices
 from .launch.binaries import Binaries
 from .launch.device_programs import BoundRun, Direct
 from .launch.direct_calls import DirectCalls
@@ -75,7 +73,7 @@ class ProgramCalls(Unpicklable, ABC):
         self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self._steady: frozenset[int] = frozenset()  # inputs that stay at their addresses between calls
         self.plans: dict[str, Any] = {}  # plans for some buckets of sizes, by name
-        self._index_checks: tuple[Any, list[Callable[[Sequence[Any]], None]]] | None = None  # (manifest, its checks)
+        self._index_checks: tuple[Any, Callable[[Sequence[Any]], None] | None] | None = None  # (manifest, its check)
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
 
@@ -176,7 +174,7 @@ class ProgramCalls(Unpicklable, ABC):
                 results = called(taken)
                 learnt.wait -= 1
                 if not learnt.wait:
-                    self._direct = learnt.learn(partial(program._make_direct, args, self._index_checker))
+                    self._direct = learnt.learn(partial(program._make_direct, args, self._index_check))
                     if program._new_sizes is not None and learnt.call is None:
                         program._learn_sizes(args)
                 return results if converted is None else converted(results)
@@ -184,30 +182,17 @@ class ProgramCalls(Unpicklable, ABC):
         return self._exchange.hand_out(self.flat_near(*given), given)
 
     @property
-    def _index_checker(self) -> Callable[[Sequence[Any]], None] | None:
-        """The method that checks a call's indices; None if no input is an index."""
-        return self._check_indices if self.manifest.index_limits or self.manifest.computed_indices.targets else None
+    def _index_check(self) -> Callable[[Sequence[Any]], None] | None:
+        """The function that checks a call's indices (`checked_indices`); None if no input is an index."""
+        known, manifest = self._index_checks, self.manifest
+        if known is None or known[0] is not manifest:
+            known = self._index_checks = manifest, checked_indices(manifest)
+        return known[1]
 
     def _check_indices(self, args: Sequence[Any]) -> None:
         """Raise IndexRangeError for an index among the inputs that is outside of the axis that it indexes."""
-        manifest = self.manifest
-        if self._index_checks is None or self._index_checks[0] is not manifest:
-            checks = [index_check(manifest.index_limits, self.input_names)] if manifest.index_limits else []
-            if manifest.computed_indices.targets:
-                sizes_of = self._sizes_at if manifest.sizes else None
-                checks.append(computed_check(manifest.computed_indices, self.input_names, sizes_of))
-            self._index_checks = manifest, checks
-        for check in self._index_checks[1]:
+        if (check := self._index_check) is not None:
             check(args)
-
-    def _sizes_at(self, given: Sequence[Any]) -> dict[str, int] | None:
-        """The free sizes that the inputs of a call have; None if they have no shapes."""
-        try:
-            shapes = [x.shape for x in given]
-            wanted = [shape for _, shape, _ in self.manifest.inputs]
-            return {s.name: s.of(shapes) for s in sources(wanted, list(self.manifest.sizes))}
-        except (AttributeError, IndexError):
-            return None
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""
@@ -268,15 +253,15 @@ class ProgramCalls(Unpicklable, ABC):
             mode = self._in_mode or (lambda: False)
             new.learn(lambda: size_call(bound, given, self._lock, mode), bound, given)
 
-    def _make_direct(self, given: Sequence[Any], checks: Callable[[Sequence[Any]], None] | None) -> Direct | None:
-        """The direct function of calls with inputs like `given`, after such a call (`DevicePrograms.direct`). `checks`:
-        the method that checks indices among the inputs, which the function refers to weakly."""
-        if self._bound is None:
+    def _make_direct(self, given: Sequence[Any], check: Callable[[Sequence[Any]], None] | None) -> Direct | None:
+        """The direct function of calls with inputs like `given`, after such a call (`DevicePrograms.direct`), which
+        makes the `check` of their indices."""
+        if (run := self._bound) is None:
             return None
-        manifest, check = self.manifest, None if checks is None else partial(_of_weak, WeakMethod(checks))
+        manifest = self.manifest
         inputs = [(name, tuple(np.shape(x)), dtype) for (name, _, dtype), x in zip(manifest.inputs, given)]
         bound = BoundRun(
-            self._bound, self._lock, self._tensors or TensorCalls(), inputs, [] if manifest.sizes else manifest.outputs,  # type: ignore[arg-type]
+            run, self._lock, self._tensors or TensorCalls(), inputs, [] if manifest.sizes else manifest.outputs,  # type: ignore[arg-type]
             check, self._in_mode,
         )  # fmt: skip
         return self._programs.direct(bound, given)
@@ -386,9 +371,3 @@ class ProgramCalls(Unpicklable, ABC):
         """`values` as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no
         transfer."""
         return [self._exchange.near(v) for v in values]
-
-
-def _of_weak(method: WeakMethod[Callable[[Sequence[Any]], None]], args: Sequence[Any]) -> None:
-    """Call a method of an object, if the object still exists."""
-    if (called := method()) is not None:
-        called(args)

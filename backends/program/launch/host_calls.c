@@ -12,8 +12,8 @@ typedef struct {
     PyObject *of_arrays, *of_tensors;   // tuples of functions that allocate the results of a call with arrays, with tensors
     PyObject *check, *mode;             // called with the tuple of arguments first; whether the caller is in a mode of Torch to leave
     PyObject *acquire, *release;        // of the program's lock
-    PyObject *run, *handed, *held;      // the program; function that makes tensors of its results, or None; keeps memory alive
-    void (*steps)(void *const *);       // C function that makes the whole call (NULL: `run` does)
+    PyObject *run, *handed;             // weak reference to the program; function that makes tensors of its results, or None
+    void (*steps)(void *const *);       // C function of the program that makes the whole call (NULL: `run` does)
     void **table;                       // its argument: the addresses of tensors, arrays and weights
     Py_ssize_t *places;                 // which of the inputs and results are at the start of the table
     Py_ssize_t moving, inputs, results;
@@ -63,10 +63,12 @@ static void *address_of(Call *c, PyObject *x) {
     return where;
 }
 
-// Make a call whose lock is held. `all`: the inputs, then room for the results, which are new references.
+// Make a call whose lock is held; None if the program was released or bound again. `all`: the inputs, then room for the results,
+// which are new references.
 static PyObject *made(Call *c, PyObject **all, int tensors) {
-    PyObject *makers = tensors ? c->of_tensors : c->of_arrays, *found = NULL;
+    PyObject *makers = tensors ? c->of_tensors : c->of_arrays, *found = NULL, *run = PyObject_CallNoArgs(c->run);
     Py_ssize_t count = 0;
+    if (!run || run == Py_None) return run;
     for (; count < PyTuple_GET_SIZE(makers); count++)
         if (!(all[c->inputs + count] = PyObject_CallNoArgs(PyTuple_GET_ITEM(makers, count)))) goto end;
     if (c->steps) {
@@ -81,10 +83,11 @@ static PyObject *made(Call *c, PyObject **all, int tensors) {
         if ((found = PyTuple_New(count)))
             for (Py_ssize_t i = 0; i < count; i++) PyTuple_SET_ITEM(found, i, Py_NewRef(all[c->inputs + i]));
     } else {
-        found = PyObject_Vectorcall(c->run, all, c->inputs + count, NULL);
+        found = PyObject_Vectorcall(run, all, c->inputs + count, NULL);
     }
 end:
     while (count) Py_DECREF(all[c->inputs + --count]);
+    Py_DECREF(run);
     return found;
 }
 
@@ -127,7 +130,7 @@ static PyObject *called(PyObject *self, PyObject *const *given, Py_ssize_t count
     PyErr_Fetch(&type, &value, &trace);
     Py_XDECREF(PyObject_CallNoArgs(c->release));
     PyErr_Restore(type, value, trace);
-    if (found && tensors && c->handed != Py_None) Py_SETREF(found, PyObject_CallOneArg(c->handed, found));
+    if (found && found != Py_None && tensors && c->handed != Py_None) Py_SETREF(found, PyObject_CallOneArg(c->handed, found));
     return found;
 }
 

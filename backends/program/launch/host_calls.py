@@ -3,7 +3,8 @@ kernels of the program in one call or its emitted function `run`.
 
 A call of a small program takes longer in Python than in its kernels: a dozen functions between the caller and the
 kernel. The function that `host_call` returns (host_calls.c, with CPython's and NumPy's headers) makes the same checks.
-It returns None if one fails; then the program's own code makes the call.
+It returns None if one fails; then the program's own code makes the call. It refers weakly to the bound program, so that
+it makes no call for one that another thread has released or bound to other weights meanwhile.
 
 Imports: the standard library, NumPy, `backends.runtime`, `egraph.types`.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from struct import pack
 from sys import modules
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -37,7 +39,7 @@ def host_call(bound: BoundRun) -> Direct | None:
         return None
     torch: Any = modules.get("torch")
     guard = _guard(bound.inputs) if torch is not None and bound.tensors.direct else None
-    function, table, places = whole = getattr(bound.run, "whole", (None, b"", ()))
+    function, table, places = getattr(bound.run, "whole", (None, b"", ()))
     arrays = bound.outputs if function is not None else ()  # `run` allocates what it does not get
     tensors = arrays or bound.tensors.results
     found: Direct = made((
@@ -45,7 +47,7 @@ def host_call(bound: BoundRun) -> Direct | None:
         tuple(tuple(shape) for _, shape, _ in bound.inputs), guard, None if guard is None else torch._C.TensorBase.data_ptr,
         tuple(map(_new_array, arrays)), () if guard is None else tuple(map(_new_tensor, tensors)),
         bound.check, bound.in_mode if function is None else None, bound.lock.acquire, bound.lock.release,
-        bound.run, None if function is not None or bound.tensors.complete else handed_out, whole,
+        ref(bound.run), None if function is not None or bound.tensors.complete else handed_out,
         0 if function is None else ctypes.cast(function, ctypes.c_void_p).value, bytes(table),
         pack(f"={len(places)}q", *places),
     ))  # fmt: skip
@@ -56,7 +58,7 @@ def _guard(inputs: Sequence[Spec]) -> Callable[..., bool] | None:
     """The check of tensors of the types `inputs` (`tensor_guard`); None if Torch has none or refuses to make them."""
     try:
         return tensor_guard([tensor_maker(spec)() for spec in inputs])
-    except RuntimeError:  # a mode of Torch, or no memory
+    except (AttributeError, RuntimeError, TypeError):  # a dtype that Torch lacks, a mode of Torch, no memory
         return None
 
 

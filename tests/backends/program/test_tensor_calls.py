@@ -16,6 +16,7 @@ import pytest
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c.backend import generated
+from tensor_graphs.backends.program.launch import host_programs
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
@@ -289,6 +290,29 @@ def test_the_direct_function_checks_indices_and_names_errors(monkeypatch: pytest
     with pytest.raises(IndexRangeError):
         call(given[0], given[1] + 3)
     np.testing.assert_array_equal(call(*given), given[0][given[1]])
+
+
+@pytest.mark.parametrize("names", [["numpy"], ["torch", "numpy"]])
+def test_a_function_that_is_made_while_another_thread_binds_other_weights_makes_no_call(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computed with the weights from before in all calls to come."""
+    y, ones = t.input("x", (N, 64)) * t.param("w", (64,)), np.ones(64, np.float32)
+    call = Program(direct_plan(Graph.of(y), [backend(n) for n in names]), {"w": ones})
+    x, made = torch.randn(N, 64), host_programs.host_call
+
+    def made_late(bound: Any) -> Any:
+        found = made(bound)
+        if not bound_again:
+            bound_again.append(call.bind({"w": 2 * ones}))
+        return found
+
+    bound_again: list[Any] = []
+    monkeypatch.setattr(host_programs, "host_call", made_late)
+    direct_of(call, x)
+    assert bound_again
+    for given in (x, x.numpy(), x):
+        np.testing.assert_allclose(np.asarray(call(given)), 2 * x.numpy(), rtol=1e-6)
 
 
 def test_a_released_program_is_freed_and_binds_again() -> None:
