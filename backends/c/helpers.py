@@ -244,8 +244,10 @@ def c_sealed(path: Path, content: bytes, temporary: Path) -> None:
 def c_opened(path: Path) -> Any:
     """Load a compiled library. The first one with a thread pool exports its symbols, so that libraries loaded later
     share the pool, and stays loaded, since the pool's threads run in it."""
-    library, pool = ctypes.CDLL(str(path)), "tensor_graphs_region_1"
-    is_first = hasattr(library, pool) and not hasattr(ctypes.CDLL(None), pool)
+    pool = "tensor_graphs_region_1"
+    has_one = hasattr(ctypes.CDLL(None), pool)  # before: another thread may load the first one while this one is loaded
+    library = ctypes.CDLL(str(path))
+    is_first = hasattr(library, pool) and not has_one
     return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if is_first else library
 
 

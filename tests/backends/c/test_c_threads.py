@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from tensor_graphs.backends.program.emit.joined_calls import JoinedCalls
 from tensor_graphs.backends.program.helpers.c_threads import SHARED
 from tensor_graphs.backends.program.helpers.cpu_helpers import HELPERS, library_text
 from tensor_graphs.backends.program.launch import emission
+
+from ...only_in import only_in
 
 pytestmark = pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 
@@ -165,6 +168,22 @@ def test_all_libraries_but_the_first_one_are_unloaded_with_their_program() -> No
         assert emission.dlclose is not None
         emission.dlclose(space.pop("kernels")._handle)  # as at the end of a program (`emission.executed`)
         assert path not in Path("/proc/self/maps").read_text()
+
+
+def test_a_library_stays_loaded_if_another_one_exports_its_threads_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader has bound it to its own threads then; it was unloaded while they ran in it."""
+    opened: list[tuple[Any, ...]] = []
+
+    def opens(*given: Any) -> Any:
+        opened.append(given)
+        others = given == (None,) and not [path for path, *_ in opened if path]
+        return SimpleNamespace() if others else SimpleNamespace(**{SHARED: 1})
+
+    only_in(monkeypatch, c_helpers, "ctypes", CDLL=opens)
+    c_helpers.c_opened(Path("first.so"))
+    assert opened[-1] == ("first.so", ctypes.RTLD_GLOBAL)
+    c_helpers.c_opened(Path("second.so"))
+    assert opened[-1] == ("second.so",)
 
 
 def test_a_process_ends_while_its_threads_look_for_work(tmp_path: Path) -> None:
