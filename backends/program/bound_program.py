@@ -4,7 +4,7 @@ attached."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -34,12 +34,15 @@ from .stored_weights import StoredWeights
 from .torch_modes import in_plain_modes, mode_to_leave
 from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of
 
+LimitsOfWeights = Callable[[Mapping[str, Data]], tuple[Sequence[IndexLimit], ComputedIndices]]
+
 
 class BoundProgram(ProgramCalls):
     """Base of `Program`: its weights, states and compiled kernels, from binding to release."""
 
     plan: Plan | None  # None for a program from a saved folder
     _params: dict[str, Data]
+    _limits_of_weights: LimitsOfWeights | None = None  # by weights by name: limits of indices, computed indices
 
     def bind(self, params: Mapping[str, Data] | None = None) -> Self:
         """Read and prepare the weights now, if not yet done; `params` replaces params by name.
@@ -63,6 +66,8 @@ class BoundProgram(ProgramCalls):
                 states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
                 initial = initial_states(self.plan, states, self._params)
                 self.manifest = replace(self.manifest, initial=initial)
+                if (of_weights := self._limits_of_weights) is not None:
+                    self.checking(*of_weights(self._params), of_weights)
                 self._run = None
                 self._forms.clear()  # they have weights of their own
                 self._pool = SharedWeights() if self.plans else None  # the pool has the values of other weights
@@ -100,11 +105,14 @@ class BoundProgram(ProgramCalls):
         self._pool = weights
         return self
 
-    def checking(self, limits: Sequence[IndexLimit], computed: ComputedIndices) -> Self:
+    def checking(
+        self, limits: Sequence[IndexLimit], computed: ComputedIndices, of_weights: LimitsOfWeights | None = None
+    ) -> Self:
         """Refuse indices outside of their axes in calls from now on: inputs that are indices (`limits`), and those from
-        which indices are computed. Returns itself."""
+        which indices are computed. `of_weights`: the same two for other weights, which `bind` gets. Returns itself."""
         with self._lock:
             self.manifest = replace(self.manifest, index_limits=tuple(limits), computed_indices=computed)
+            self._limits_of_weights = of_weights
             self._forget_direct()
         return self
 

@@ -339,6 +339,31 @@ def test_indices_that_weights_give_are_checked_or_named_in_the_report() -> None:
     assert any("computed from 'e' are not checked" in w for w in made.report.warnings)
 
 
+def test_other_weights_change_the_indices_that_are_checked() -> None:
+    """Those of the search decided about each call: rows were given for new indices outside of the axis, and right ones
+    refused."""
+    torch = pytest.importorskip("torch")
+
+    class Picked(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("order", torch.tensor([3, 0, 2, 1]))
+
+        def forward(self, table: Any, i: Any) -> Any:
+            return table[self.order[i]]
+
+    made = program(Picked(), torch.tensor(TABLE), torch.tensor([0]))
+    given = torch.tensor(TABLE), torch.tensor([1])
+    (name,) = made._params
+    for order, right in ([3, 99, 2, 1], False), ([99, 5, 2, 1], True), ([3, -11, 2, 1], False), ([3, 5, 2, 1], True):
+        made.bind({name: np.array(order)})
+        if right:
+            assert np.array_equal(made(*given), TABLE[order[1]][None])
+        else:
+            with pytest.raises(IndexRangeError):
+                made(*given)
+
+
 def test_malformed_steps_of_a_file_are_named(tmp_path: Path) -> None:
     program(lambda t, e: t[e[1]], TABLE, np.zeros((2, 3), int)).save(tmp_path)
     file = tmp_path / "manifest.json"

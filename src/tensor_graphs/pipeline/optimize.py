@@ -36,7 +36,7 @@ from .recall import look_up, recall, store_plan
 from .search import search
 from .sizes.size_buckets import FIRST, buckets_of, refuse_buckets_without, with_buckets
 from .sources.fixed_arguments import fixed_arguments, given_values
-from .sources.index_limits import index_limits
+from .sources.index_limits import EXPRESSIONS, index_limits, limits_of_weights
 from .stages.backend_filter import with_kernels
 from .stages.load import Loaded, load
 from .stages.prepare import Task, prepare
@@ -97,8 +97,9 @@ def _check_indices(program: Program, source: Any, loaded: Loaded) -> None:
     }
     graph = loaded.graph.bind(only) if only else loaded.graph
     limits, computed, unchecked = index_limits(source, graph, program.manifest.chosen)
-    if limits or computed.targets:
-        program.checking(limits, computed)
+    of_weights = None if isinstance(source, EXPRESSIONS) else limits_of_weights(graph, program.manifest.chosen)
+    if limits or computed.targets or of_weights is not None:
+        program.checking(limits, computed, of_weights)
     if unchecked and program.report is not None:
         names = ", ".join(map(repr, unchecked))
         program.report.warnings.append(

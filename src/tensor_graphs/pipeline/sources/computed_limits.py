@@ -113,4 +113,4 @@ def _costs_little(indices: Sequence[Tensor], sizes: Mapping[str, int]) -> bool:
         return False
 
 
-__all__ = ["IndexTarget", "computed_indices"]
+__all__ = ["MOST_TABLE", "IndexTarget", "computed_indices"]

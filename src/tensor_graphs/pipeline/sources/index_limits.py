@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...backends.runtime.computed_indices import ComputedIndices
 from ...backends.runtime.index_limits import MOST_STEPS, IndexLimit, Step, is_step
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ir.weight_data import Data
 from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
-from .computed_limits import IndexTarget, computed_indices
+from .computed_limits import MOST_TABLE, IndexTarget, computed_indices
 from .index_ranges import SAME, equal, range_of, uncast, without_views
 
 _PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
@@ -25,6 +27,8 @@ _TURNED = {
     "minimum": "minimum",
     "sub": "from",
 }  # number first -> step
+
+EXPRESSIONS = (Graph, Tensor, dict, list, tuple)  # sources that define `gather` outside of the axis, too
 
 
 class Indices(NamedTuple):
@@ -43,7 +47,7 @@ def index_limits(source: Any, graph: Graph, sizes: Mapping[str, int] | None = No
 
     None for expressions and graphs: their `gather` is defined outside of the axis, too.
     """
-    if isinstance(source, Graph | Tensor | dict | list | tuple):
+    if isinstance(source, EXPRESSIONS):
         return Indices()
     found: dict[tuple[Any, ...], IndexLimit] = {}
     others: list[IndexTarget] = []
@@ -62,6 +66,23 @@ def index_limits(source: Any, graph: Graph, sizes: Mapping[str, int] | None = No
                 others.append(_valid(index, size, node.entry.negative_indices))
     computed, unchecked = computed_indices(others, graph, sizes or {})
     return Indices(tuple(found.values()), computed, unchecked)
+
+
+def limits_of_weights(
+    graph: Graph, sizes: Mapping[str, int]
+) -> Callable[[Mapping[str, Data]], tuple[Sequence[IndexLimit], ComputedIndices]] | None:
+    """Function that gives the limits and the computed indices of `index_limits` for other weights of a function's or
+    model's graph; None if no index is computed from a weight that may be read (MOST_TABLE). Keeps only such weights."""
+    indices = [n.args[n.entry.index_operand] for n in graph.nodes() if n.entry.index_operand is not None]
+    names = {str(n.attr("name")) for n in topological(indices) if n.op == "param"}
+    small = {n: d for n, d in graph.params.items() if n in names and math.prod(d.shape) <= MOST_TABLE}
+    own = replace(graph, params=small)
+
+    def of(weights: Mapping[str, Data]) -> tuple[Sequence[IndexLimit], ComputedIndices]:
+        now = {name: weights.get(name, data) for name, data in small.items()}
+        return index_limits(None, replace(own, params=now), sizes)[:2]
+
+    return of if small else None
 
 
 def _parts(index: Tensor, size: Any) -> list[tuple[Tensor, Any]]:
@@ -224,4 +245,4 @@ def _count(x: Tensor) -> Any:
     return number(x)
 
 
-__all__ = ["Indices", "index_limits"]
+__all__ = ["Indices", "index_limits", "limits_of_weights"]
