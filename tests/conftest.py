@@ -296,8 +296,8 @@ def forks() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def forked_workers(forks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that measure are forks of one that has imported their modules; folders of tests about how such
-    processes start and end replace this fixture."""
+    """Processes that measure are forks of one that has imported their modules; test modules about how such processes
+    start and end replace this fixture."""
     from tensor_graphs.processes import spawn
 
     from .only_in import only_in

@@ -76,7 +76,11 @@ static inline floats dots_floats(int_sums x)
 static inline evens dots_evens(int_sums x) { return _mm256_cvtepi32_ps(_mm256_add_epi32(x.half[0], x.half[1])); }
 static inline evens evens_of(floats x) { __m256 r[2]; __builtin_memcpy(r, &x, 64); return _mm256_add_ps(r[0], r[1]); }
 static inline evens evens_all(float x) { return _mm256_set1_ps(x); }
+#if defined(__FMA__)
 static inline evens evens_fma(evens x, evens y, evens z) { return _mm256_fmadd_ps(x, y, z); }
+#else
+static inline evens evens_fma(evens x, evens y, evens z) { return x * y + z; }
+#endif
 static inline float evens_sum(evens x)
 {
     __m128 r = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -134,7 +138,7 @@ static inline digit_sums dots_few(digit_sums s, bytes x, const int8_t *y, long l
 }
 static inline int_sums dots_of_few(digit_sums s) { return (s.high << 8) + s.low; }
 #endif
-#if DOTS && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
 #define DOTS_WORDS 1 /* without dot products of bytes, numbers from 64 on are multiplied as words of 16 bits */
 typedef int_sums word_sums;
 static inline word_sums dots_words(word_sums s, bytes x, const int8_t *y, long at, long low)

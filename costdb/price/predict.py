@@ -18,6 +18,7 @@ import numpy as np
 
 from ..keys.key import KernelKey, Work
 from ..reports.reports import FamilyStats
+from .numpy_loops import SPREAD
 from .related_kernels import ANY, IMPLAUSIBLE_FACTOR, LABEL_DISTANCE, Place, RelatedKernels, label
 from .roofline import CALIBRATION, DeviceRoofline, Rooflines
 
@@ -147,8 +148,10 @@ class Predictor:
         for index, bound in without_relatives:
             factor = math.exp(bases[index])
             source: Source = "bound" if factor == 1.0 else "predicted"
+            query = queries[index]
+            least = max(self.roofline(query.key).us(query.work), bound / SPREAD)  # below an estimated bound
             prices[index] = Price(
-                bound * factor, bound * min(1.0, factor), bound * max(factor, UNKNOWN_FACTOR), source, 0
+                bound * factor, least * min(1.0, factor), bound * max(factor, UNKNOWN_FACTOR), source, 0
             )
         return [price for price in prices if price is not None]
 

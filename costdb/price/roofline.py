@@ -99,7 +99,7 @@ class Rooflines:
 
     def bound_us(self, columns: Mapping[str, Any], work: Work) -> float:
         """Lower bound in µs of a key (a kernel at one shape, layout, schedule and machine), by its `columns` and work:
-        its roofline, or the loops of a NumPy reduction (numpy_loops.py)."""
+        its roofline; for a NumPy reduction the estimate of numpy_loops.py, which may be too high (`SPREAD` there)."""
         found = self.of(columns["device"], columns["backend"], first_dtype(columns["dtypes"]))
         loops = loops_us(columns)
         return max(found.us(work), found.launch_us + loops) if loops else found.us(work)

@@ -341,7 +341,7 @@ def bottleneck() -> Graph:
 
 
 def saturated(graph: Graph) -> EGraphView:
-    return saturate_block(graph, ALL, Limits(nodes=400, iterations=5, seconds=10), session=InProcess())
+    return saturate_block(graph, ALL, Limits(nodes=400, iterations=5, seconds=300), session=InProcess())
 
 
 def test_regions_with_convolutions_compute_their_class() -> None:

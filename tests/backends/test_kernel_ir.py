@@ -600,7 +600,7 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
 
     a, w, g = t.input("a", (8, 32)), t.param("w", (32, 16)), t.param("g", (32,))
     graph = Graph.of(c.softmax(t.matmul(c.rms_norm(a, g, eps=1e-6), w), axis=1))
-    view = saturate_block(graph, ALL, Limits(nodes=400, iterations=4, seconds=10), session=InProcess())
+    view = saturate_block(graph, ALL, Limits(nodes=400, iterations=4, seconds=300), session=InProcess())
     rng = np.random.default_rng(0)
     data = {"a": rng.standard_normal((8, 32)), "w": rng.standard_normal((32, 16)), "g": rng.standard_normal(32)}
     terms = view.terms(view.cheapest([1.0] * len(view))[1], range(view.n_classes))

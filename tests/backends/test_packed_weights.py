@@ -4,6 +4,10 @@ in float64."""
 from __future__ import annotations
 
 import itertools
+import os
+import platform
+import re
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +17,15 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c import backend as c
 from tensor_graphs.backends.c.emit.kernel import emit
+from tensor_graphs.backends.c.helpers import c_compiler
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.ir.c_dots import DOTS as DOTS_TEXT
+from tensor_graphs.backends.ir.c_lanes import LANES
 from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.egraph.composites.quantized_ops import dequantize, unpack
 from tensor_graphs.egraph.evaluate.interpret import evaluate
-from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor, make
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
@@ -40,6 +47,9 @@ def weight(form: str) -> Tensor:
         return dequantize(t.input("w", (COLUMNS, LENGTH), "int8"), scale(LENGTH // 16), t.full((1, 1), 0.0))
     if form == "long groups":
         return dequantize(quantization.numbers("int4", codes), scale(1), t.full((1, 1), 8.0))
+    if form == "six bits":  # of bytes: of the products of four vectors in a block, only those of two fit into 16 bits
+        bits = make("and", (t.input("w", (COLUMNS, LENGTH), "uint8"), t.full((1, 1), 63, "uint8")))
+        return dequantize(bits, scale(2), t.full((1, 1), 32.0))
     if form == "two bits":
         bits = t.input("w", (COLUMNS, LENGTH // 4), "uint8")
         return dequantize(unpack(bits, bits=2, form="signed", axis=1, block=16), scale(4), t.full((1, 1), 0.0))
@@ -50,8 +60,8 @@ def weight(form: str) -> Tensor:
     return quantization.dequantized(form, leaf, scale(LENGTH // quantization.group_of(form, LENGTH)))
 
 
-DOTS = ("int4", "int8", "zeros", "short groups", "long groups")  # forms with integer dot products
-FORMS = (*quantization.FORMS, "zeros", "short groups", "long groups", "two bits", "neighbours")
+DOTS = ("int4", "int8", "zeros", "short groups", "long groups", "six bits")  # forms with integer dot products
+FORMS = (*quantization.FORMS, "zeros", "short groups", "long groups", "six bits", "two bits", "neighbours")
 
 
 def product(form: str, rows: int = 1) -> Tensor:
@@ -170,6 +180,22 @@ def test_integer_dots_at_the_ends_of_their_ranges(dtype: str) -> None:
             wanted = evaluate([root], exact, float64=True)[0]
             error = np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted)
             assert error < (1e-4 if dtype == "float32" else 4e-3), (DOTS[n], byte, number, error)
+
+
+@pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 processors")
+@pytest.mark.parametrize(("flags", "dots", "words"), [
+    ("-mno-avx2", 0, 0), ("-mavx2 -mno-fma", 1, 1), ("-mavx2 -mfma", 1, 1), ("-mavx512f -mavx512bw -mfma", 0, 0),
+    ("-mavx512f -mavx512vnni -mno-avx512bw -mfma", 1, 1), ("-mavx512f -mavx512bw -mavx512vnni -mfma", 1, 0),
+])  # fmt: skip
+def test_integer_dots_are_compiled_for_processors_of_every_kind(flags: str, dots: int, words: int) -> None:
+    """Words of 16 bits wherever sums of bytes have 16 bits: else products of numbers from 64 on would overflow."""
+    text = f"#include <stdint.h>\n{LANES}\n{DOTS_TEXT}\n"
+    checked = f'_Static_assert(DOTS == {dots} && DOTS_WORDS == {words}, "");\n'
+    common = "-std=gnu11 -w -S -O0 -fkeep-inline-functions -mno-avxvnni -mno-avx512f"
+    options = [*f"{common} {flags}".split(), "-o", os.devnull, "-x", "c", "-"]
+    done = subprocess.run([*c_compiler(), *options], input=text + checked, capture_output=True, text=True)
+    assert done.returncode == 0 or re.search("unrecognized|unknown argument", done.stderr), done.stderr
 
 
 def c_buffer(kind: Type, dtype: str) -> Buffer:

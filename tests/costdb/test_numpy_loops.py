@@ -9,7 +9,7 @@ import pytest
 
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.learnt import LearntFactors
-from tensor_graphs.costdb.price.numpy_loops import RATES, loops_us
+from tensor_graphs.costdb.price.numpy_loops import RATES, SPREAD, loops_us
 from tensor_graphs.costdb.price.predict import Predictor, Query
 from tensor_graphs.costdb.store.snapshot import Snapshot
 from tensor_graphs.extract.model.kernel import contiguous
@@ -62,4 +62,4 @@ def test_prices_follow_the_loops_without_rows_and_whatever_the_learnt_model_says
     asked = [key("np.cumsum", (256, 768), ()), key("np.copy", (256, 768), ())]
     scan, copy = Predictor(snapshot).price([Query(k, Work(196608.0, 1572864.0)) for k in asked])
     assert scan.us == pytest.approx(loops_us(asked[0].columns) + 0.5) and copy.us > 40
-    assert scan.low <= scan.us <= scan.high
+    assert scan.low == pytest.approx(scan.us / SPREAD) and scan.us < scan.high  # the estimate may be too high

@@ -29,7 +29,7 @@ from ..examples import examples
 from ..fuzz.strategies import graphs
 from .best_terms import best_terms
 
-LIMITS = Limits(nodes=3000, iterations=6, seconds=20)
+LIMITS = Limits(nodes=3000, iterations=6, seconds=300)
 SESSION = InProcess()
 
 
@@ -164,7 +164,7 @@ def test_terms_that_no_rule_connects() -> None:
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 1 << 30))
 def test_any_extraction_of_a_random_graph_is_explained(graph: Graph, seed: int) -> None:
-    limits = Limits(nodes=600, iterations=3, seconds=20)
+    limits = Limits(nodes=600, iterations=3, seconds=300)
     view = saturate_block(graph, ALL, limits, session=SESSION)
     rng = random.Random(seed)
     prices = [rng.random() for _ in range(len(view))]

@@ -168,6 +168,6 @@ def test_attention_behind_a_written_mask_is_known_to_be_causal(name: str) -> Non
         t.matmul(q, t.transpose(k)) * 0.5,
     )
     graph = canonical_masks(simplify(Graph.of(t.matmul(c.softmax(masked, axis=3), v))))
-    view = saturate_block(graph, ALL, Limits(nodes=2000, iterations=8, seconds=20), session=InProcess())
+    view = saturate_block(graph, ALL, Limits(nodes=2000, iterations=8, seconds=300), session=InProcess())
     causal = [dict(view.attrs[n]) for n in view.nodes_of(view.roots[0]) if view.op[n] == "attention"]
     assert any(a["causal"] and a["scale"] == pytest.approx(0.5) for a in causal)

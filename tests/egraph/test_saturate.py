@@ -519,7 +519,7 @@ def test_an_unread_reply_answers_no_other_request(when: str, monkeypatch: pytest
         monkeypatch.undo()
         began = time.monotonic()
         (found,) = saturate_blocks([graph], RULES, pool=pool)
-        assert found.report.stopped != "interrupted" and len(found) > 2 and time.monotonic() - began < 20
+        assert found.report.stopped != "interrupted" and len(found) > 2 and time.monotonic() - began < 120
     finally:
         pool.close()
 
@@ -575,7 +575,7 @@ class _Ungated(InProcess):
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(graph=graphs())
 def test_leaving_out_rules_that_cannot_match_changes_nothing(graph: Graph) -> None:
-    limits = Limits(nodes=600, iterations=4, seconds=30)
+    limits = Limits(nodes=600, iterations=4, seconds=300)
     found = [saturate_block(graph, RULES, limits, session=s()) for s in (InProcess, _Ungated)]
     assert found[0].report.sizes == found[1].report.sizes
     assert {k: n for k, n in found[0].report.matches.items() if n} == {
@@ -587,7 +587,7 @@ def test_leaving_out_rules_that_cannot_match_changes_nothing(graph: Graph) -> No
 def test_a_rule_whose_ops_come_up_later_sees_everything() -> None:
     rules = (Rule("sub-as-add", "x - y", "x + neg(y)"), Rule("add-neg-neg", "x + neg(neg(y))", "x + y"))
     x, y = t.input("x", (3, 4)), t.input("y", (3, 4))
-    view = saturate_block(Graph.of(x - t.neg(y)), rules, Limits(seconds=30), session=InProcess(), guard=False)
+    view = saturate_block(Graph.of(x - t.neg(y)), rules, Limits(seconds=300), session=InProcess(), guard=False)
     sums = [i for i in view.nodes_of(view.roots[0]).tolist() if view.op[i] == "add"]
     assert view.report.matches == {"sub-as-add": 1, "add-neg-neg": 1}
     assert [view.classes[x], view.classes[y]] in [view.children(i).tolist() for i in sums]
@@ -597,7 +597,7 @@ def test_rules_are_declared_when_their_ops_come_up_and_stay_for_later_blocks() -
     """After a rule that egglog refuses, the e-graph is made anew."""
     rules = (Rule("sub-as-add", "x - y", "x + neg(y)"), Rule("add-neg-neg", "x + neg(neg(y))", "x + y"))
     x, y = t.input("x", (3, 4)), t.input("y", (3, 4))
-    limits, session = Limits(seconds=30), InProcess()
+    limits, session = Limits(seconds=300), InProcess()
     once = saturate_block(Graph.of(x - y), rules, limits, session=session, guard=False)
     assert session.engine is not None and session.engine.declared == {"r_0"} and not session.engine.kept
     graph = Graph.of(x - t.neg(y))
@@ -620,6 +620,6 @@ def test_merges_of_many_weights_grow_linearly(count: int) -> None:
     merging = [r for r in ALL if r.name in ("merge-matmuls", "slice-slice")]
     x = t.input("x", (8, 16))
     graph = Graph.of([t.exp(x @ t.param(f"w{i}", (16, 4))) for i in range(count)])
-    view = saturate_block(graph, merging, Limits(iterations=count + 2, seconds=60), session=InProcess())
+    view = saturate_block(graph, merging, Limits(iterations=count + 2, seconds=300), session=InProcess())
     widths = Counter(view.types[int(view.cls[i])].shape[1] // 4 for i in range(len(view)) if view.op[i] == "matmul")
     assert widths == {n: count + 1 - n if n <= RUN else 1 for n in range(1, count + 1)}  # runs up to 4, then prefixes

@@ -46,5 +46,5 @@ def test_workers_collect_young_objects_seldom(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "worker_of_a_test.py").write_text("import gc, sys\nprint(gc.get_threshold()[0], sys.argv[1], __name__)")
     monkeypatch.syspath_prepend(tmp_path)
     with start_line_worker("worker_of_a_test", ["one"]) as process:
-        answer, _ = process.communicate(timeout=60)
+        answer, _ = process.communicate(timeout=300)
     assert answer == f"{YOUNG} one __main__\n"

@@ -85,7 +85,7 @@ def test_k_best_under_limits_lists_all(problem: Problem) -> None:
     every = brute_force(problem)
     if not every or len(every) > 30:
         return
-    found = list(k_best(problem, count=40, max_gap=math.inf, time_limit=60))
+    found = list(k_best(problem, count=40, max_gap=math.inf, time_limit=3000))
     assert [e.cost for e in found] == pytest.approx([cost for cost, _ in every], abs=1e-6)
     assert {frozenset(int(i) for i in e.choice if i >= 0) for e in found} == {nodes for _, nodes in every}
 
@@ -97,7 +97,7 @@ def test_diversity_is_a_share_of_new_kernels(spec: tuple[Nodes, list[int]], shar
     problem = Problem.build(*spec)
     every = brute_force(problem)
     kernels = problem.cost > 0
-    found = list(k_best(problem, count=4, max_gap=math.inf, diversity=share, time_limit=30))
+    found = list(k_best(problem, count=4, max_gap=math.inf, diversity=share, time_limit=300))
     kept: list[frozenset[int]] = []
     for extraction in found:
         mine = frozenset(int(i) for i in extraction.choice if i >= 0)
@@ -336,5 +336,5 @@ def test_a_step_up_in_cost_is_asked_for_twice() -> None:
         cost=np.array([0, 0, 0, 0, 0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         n_classes=6, roots=(1, 2), limits=(Limit("error", use, 5.3),),
     )  # fmt: skip
-    costs = [e.cost for e in k_best(problem, count=40, max_gap=math.inf, time_limit=60)]
+    costs = [e.cost for e in k_best(problem, count=40, max_gap=math.inf, time_limit=3000)]
     assert costs == sorted(costs) and len(costs) == 21

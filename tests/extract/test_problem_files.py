@@ -229,7 +229,7 @@ def test_a_key_that_occurs_twice_among_many(tmp_path: Path) -> None:
     begin = time.process_time()
     with pytest.raises(ExtractionError, match="'n99999' occurs twice"):
         read_egraph(tmp_path / "e.json")
-    assert time.process_time() - begin < 10
+    assert time.process_time() - begin < 60
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
+from tensor_graphs.extract.solve import leaf_search
 from tensor_graphs.extract.solve.components import split_components
 from tensor_graphs.extract.solve.cpsat import solve_cpsat, units
 from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up, one_pass, queued
@@ -134,7 +135,7 @@ def test_presolve_keeps_an_optimum_and_maps_it_back(problem: Problem) -> None:
     rows: list[int] = []
     total = reduced.constant
     for part in split_components(reduced.rows):
-        answer = solve_cpsat(part.rows, best_greedy(part.rows)[1], seconds=5)
+        answer = solve_cpsat(part.rows, best_greedy(part.rows)[1], seconds=300)
         assert answer.chosen is not None
         rows += [copy[r] for copy in part.copies for r in answer.chosen]
         total += answer.cost * len(part.copies)
@@ -166,7 +167,7 @@ def test_solvers_agree_on_blocks(cyclic: bool) -> None:
     assert len({round(c, 9) for c in costs.values()}) == 1, costs
     rows = problem.rows
     start = best_greedy(rows)[1]
-    direct = [solve_cpsat(rows, start, seconds=10), solve_highs(rows, start, seconds=10)]
+    direct = [solve_cpsat(rows, start, seconds=300), solve_highs(rows, start, seconds=300)]
     assert [a.proven for a in direct] == [True, True]
     assert {round(a.cost, 9) for a in direct} == {round(costs["auto"], 9)}
 
@@ -178,7 +179,7 @@ def test_solvers_agree_on_fuzz_files(path: Path) -> None:
     assert best.optimal
     rows = problem.rows
     start = best_greedy(rows)[1]
-    for answer in (solve_cpsat(rows, start, seconds=10), solve_highs(rows, start, seconds=10)):
+    for answer in (solve_cpsat(rows, start, seconds=300), solve_highs(rows, start, seconds=300)):
         assert answer.proven and answer.cost == pytest.approx(best.cost, rel=1e-7)
     assert LabelSetting(rows).search().lower <= best.cost * (1 + 1e-9)
 
@@ -299,7 +300,7 @@ def test_k_best_lists_all_extractions_in_order(problem: Problem) -> None:
     every = brute_force(problem)
     if not every or len(every) > 40:
         return
-    found = list(k_best(problem, count=50, max_gap=math.inf, time_limit=60))
+    found = list(k_best(problem, count=50, max_gap=math.inf, time_limit=300))
     assert [e.cost for e in found] == pytest.approx([cost for cost, _ in every], abs=1e-6)
     assert {frozenset(int(i) for i in e.choice if i >= 0) for e in found} == {nodes for _, nodes in every}
     assert all(e.proven_rank for e in found)
@@ -331,14 +332,17 @@ def test_k_best_bad_arguments() -> None:
             k_best(chain(1), **wrong)  # type: ignore[arg-type]
 
 
-def test_a_beam_says_so() -> None:
-    """Layers that read each other at random are too wide to keep every set of needed classes."""
+def test_a_beam_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that read each other at random are too wide to keep every set of needed classes. Limits are counted work:
+    whether a search ends by itself in some time depends on the machine."""
+    monkeypatch.setattr(leaf_search, "BEAM_WIDTHS", (10, 20))
+    monkeypatch.setattr(leaf_search, "MAX_UNBOUNDED_LABELS", 200)
     rng = np.random.default_rng(0)
     nodes: list[tuple[int, tuple[int, ...], float]] = [(c, (), float(rng.integers(1, 9))) for c in range(20)]
     for c in range(20, 120):
         low = (c // 20 - 1) * 20
         nodes += [(c, tuple(low + rng.integers(0, 20, 3)), float(rng.integers(1, 9))) for _ in range(4)]
     problem = Problem.build(nodes, range(100, 120))
-    found = solve(problem, method="frontier", time_limit=1)
+    found = solve(problem, method="frontier", time_limit=0.01, deterministic=True)
     assert "frontier beam of" in found.method and not found.optimal
     assert evaluate(problem, found.choice) == found.cost >= found.lower_bound > 0

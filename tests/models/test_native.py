@@ -260,6 +260,6 @@ def test_a_process_that_built_no_quantized_graph_reads_one(tmp_path: Path) -> No
     save_graph(Graph.of({"y": whole}), tmp_path / "m.safetensors")
     code = "import sys; from tensor_graphs.models.files.native import load_graph; print(load_graph(sys.argv[1]).names)"
     found = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "m.safetensors")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, str(tmp_path / "m.safetensors")], capture_output=True, text=True, timeout=300
     )
     assert (found.stdout.strip(), found.stderr) == ("('y',)", "")

@@ -306,7 +306,8 @@ def test_views_of_one_array_are_traced_in_linear_time() -> None:
         return time.thread_time() - began
 
     seconds(500)
-    assert seconds(12000) < 12 * seconds(3000) + 0.5  # 4 times as many; quadratic: 16 times
+    # 4 times as many; quadratic: 16 times, in every attempt
+    assert any(seconds(12000) < 12 * seconds(3000) + 0.5 for _ in range(5))
 
 
 def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -634,7 +635,8 @@ def test_programs_of_many_inputs_and_outputs_are_written_in_linear_time() -> Non
         return time.thread_time() - began
 
     seconds(100)
-    assert seconds(1200) < 8 * seconds(300) + 0.1  # 4 times as many; quadratic: 16 times
+    # 4 times as many; quadratic: 16 times, in every attempt
+    assert any(seconds(1200) < 8 * seconds(300) + 0.1 for _ in range(5))
 
 
 @pytest.mark.parametrize("torch", [False, True])
@@ -922,7 +924,7 @@ def test_large_values_of_small_outputs_are_verified_in_strips(monkeypatch):
     monkeypatch.setattr(verify, "LARGE_BYTES", 1 << 16)
     monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 1 << 16)
     x = np.linspace(0, 1, 300, dtype=np.float32)
-    report = tg.optimize(lambda x: np.abs(x[:, None] - x).sum(1), (x,), measure=False, budget=5).report
+    report = tg.optimize(lambda x: np.abs(x[:, None] - x).sum(1), (x,), measure=False, budget=60).report
     assert "in strips" in report.verification["note"] and report.verification["passed"]
     assert "itself, on one input, 100 %" in report.verification["caller"]
     monkeypatch.setattr(strips, "PIECE", 30)  # ten strips

@@ -390,7 +390,7 @@ def test_modules_that_another_thread_was_importing_are_missing_in_a_forked_child
     wait_for(lambda: {"slow_one", "slow_too"} <= sys.modules.keys())
     if not (child := os.fork()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
+        signal.alarm(300)  # a child that hangs is killed
         try:
             importlib.import_module("slow_one")
         except ImportError:
@@ -407,15 +407,14 @@ def test_modules_that_another_thread_was_importing_are_missing_in_a_forked_child
 def test_modules_that_another_thread_imports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the end of its import `sys.modules` has a module without most of its contents, such as `torch.autocast`."""
     (tmp_path / "slowly_imported.py").write_text(
-        "import time\nbegan = True\nfor _ in range(200):\n    time.sleep(0.01)\n    if released: break\nwhole = True\n"
+        "import time\nbegan = True\nfor _ in range(30_000):\n    time.sleep(0.01)\n    if released: break\nwhole = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(builtins, "released", False, raising=False)
     assert imported("slowly_imported") is None
     thread = threading.Thread(target=lambda: importlib.import_module("slowly_imported"))
     thread.start()
-    while "slowly_imported" not in sys.modules:
-        time.sleep(0.001)
+    wait_for(lambda: "slowly_imported" in sys.modules)
     assert not hasattr(sys.modules["slowly_imported"], "whole")
     threading.Timer(0.05, lambda: monkeypatch.setattr(builtins, "released", True)).start()
     assert imported("slowly_imported").whole

@@ -73,7 +73,7 @@ def test_the_rules_fire_in_an_e_graph(name: str) -> None:
     one = next(drawn(partial, random.Random(1), 1))
     pairs = one.sides(partial.rule)
     graph = Graph.of([left for left, _ in pairs])
-    view = saturate_block(graph, [partial.rule], Limits(iterations=1, seconds=20), guard=False, session=InProcess())
+    view = saturate_block(graph, [partial.rule], Limits(iterations=1, seconds=300), guard=False, session=InProcess())
     assert [holds(view, right) for _, right in pairs] == list(view.roots)
 
 

@@ -324,6 +324,23 @@ def test_a_kernel_is_wrong_if_its_error_is_far_beyond_that_of_its_own_arithmetic
     assert found is not None and bool(found.wrong) == found.miscompiled == wrong and found.inaccurate
 
 
+@pytest.mark.parametrize(("first", "second", "wrong"), [
+    ((0.045, 0.019), (1e-5, 1e-7), False), ((0.5, 0.019), (1e-5, 1e-7), True), ((float("inf"), float("inf")), (1e-5, 1e-7), False),
+])  # fmt: skip
+def test_each_call_of_a_kernel_is_judged_by_itself(
+    first: tuple[float, float], second: tuple[float, float], wrong: bool
+) -> None:
+    """A large error that its own rounding explains, and a small one that is far beyond it, made a wrong kernel of two
+    right ones."""
+    x, y = tg.input("x", (8, 8)), tg.input("y", (4, 8))
+    program = tg.optimize([tg.exp(x), tg.exp(y)], backend="numpy", measure=False, verify=False)
+    assert program.plan is not None
+    for order in ([first, second], [second, first]):
+        with mock.patch("tensor_graphs.verification.diagnose.kernel_error", lambda step, rng, o=order: o.pop(0)):
+            found = diagnose(program.plan.graph, verify_attempt.fixed(program.plan))
+        assert found is not None and not order and bool(found.wrong) == wrong and found.inaccurate
+
+
 def test_a_sum_that_cancels_passes() -> None:
     x, y = tg.input("x", (32,)), tg.input("y", (32,))
     for zero in ((x + y) - (y + x), (x * 0.1 + y) - y - x * 0.1, tg.sum(x - tg.mean(x, 0, True))):

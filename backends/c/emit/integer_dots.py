@@ -3,9 +3,10 @@
 
 In a sum over x · scale · (n - zero), n are the packed integers of a weight. Each block of the row x is quantized once,
 to integers of 16 or 24 bits with one scale per block, which are stored as planes of 8 bits (`dots_split` in
-`backends/ir/c_dots.py`) for the processor's byte dot-product instructions (VNNI). Products and their integer sums are
-exact; scales and zero points are applied to sums of 64 products; no weight is converted to a float. The rounding error
-of x is that of 16 or 24 bits, relative to the largest number of its block.
+`backends/ir/c_dots.py`) for the processor's byte dot-product instructions (VNNI). With AVX2 alone, numbers below 64 are
+multiplied with these planes by `vpmaddubsw`, others with words of 16 bits by `vpmaddwd`. Products and their integer
+sums are exact; scales and zero points are applied to sums of 64 products or more; no weight is converted to a float.
+The rounding error of x is that of 16 or 24 bits, relative to the largest number of its block.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ class Diagnosis:
     """Diagnosis of a plan that failed verification. Maps are keyed by kernel template name.
 
     `kernels`: error of the kernel alone, as a multiple of the rounding error that the reference interpreter is allowed.
-    `errors`: the same error as a relative error.
+    `errors`: the same error as a relative error. Of several calls of a kernel, both are of the worst one: a wrong one,
+    else the one with the largest multiple.
     """
 
     rewrites: float  # relative error of the plan's term in float64; 0 if it agrees with the model
@@ -48,7 +49,7 @@ class Diagnosis:
     def wrong(self) -> list[str]:
         """Names of the kernels that are wrong beyond rounding: for inputs with which the interpreter is far off itself,
         every kernel is (attention of large scores)."""
-        return [n for n, e in self.errors.items() if not (e <= WRONG or self.kernels[n] <= FAR)]
+        return [n for n, e in self.errors.items() if _is_wrong(e, self.kernels[n])]
 
     @property
     def miscompiled(self) -> bool:
@@ -95,18 +96,29 @@ def diagnose(
         rewrites = rewrite_error(graph, plan, seed, device=device, poll=poll) if rewritten else 0.0
     except Halted:
         return None
-    ratios: dict[str, float] = {}
-    errors: dict[str, float] = {}
+    worst: dict[str, tuple[float, float]] = {}
     rng = np.random.default_rng(seed)
     for number, step in enumerate(_distinct(plan)):
         if number and ended():
             break
-        error, allowed = kernel_error(step, rng)
-        name = step.template.name
-        errors[name] = max(errors.get(name, 0.0), error)
-        ratios[name] = max(ratios.get(name, 0.0), error / allowed)
+        name, found = step.template.name, kernel_error(step, rng)
+        worst[name] = max(worst.get(name, found), found, key=_badness)
     steps = tuple(sorted({s.template.name for s in plan.steps if not s.is_view}))
-    return Diagnosis(rewrites, ratios, errors, steps)
+    kernels = {name: _badness(pair)[1] for name, pair in worst.items()}
+    return Diagnosis(rewrites, kernels, {name: error for name, (error, _) in worst.items()}, steps)
+
+
+def _is_wrong(error: float, ratio: float) -> bool:
+    """Whether rounding does not explain a kernel's relative error, `ratio` times the error that it is allowed."""
+    return not (error <= WRONG or ratio <= FAR)
+
+
+def _badness(pair: tuple[float, float]) -> tuple[bool, float]:
+    """(whether a kernel with this error and allowed error is wrong, ratio of the two), larger for worse kernels. Where
+    both are infinite, nothing is known against the kernel."""
+    error, allowed = pair
+    ratio = 1.0 if error == allowed else error / allowed
+    return _is_wrong(error, ratio), ratio
 
 
 def _distinct(plan: Plan) -> list[Step]:
@@ -124,15 +136,15 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """Run a kernel alone; returns (its error, the error that rounding explains), of the output with the largest ratio
-    of the two.
+    """Run a kernel alone; returns (its error, the error that rounding explains), of the output that is wrong, else of
+    the one with the largest ratio of the two.
 
     Both are against a float64 run of the kernel's term. The second is the error of the reference interpreter in the
     kernel's dtypes plus some ulps. Errors are relative for floats (of the whole output, or of the worst element if that
     exceeds its limit), infinite if NaN or infinities are misplaced, or if any integer or bool is wrong.
     """
     graph = Graph.of(output_terms(step.template, step.call))
-    return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])
+    return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=_badness)
 
 
 def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int) -> tuple[float, float]:
@@ -153,7 +165,7 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
         _error(f, e, _stored(o, k), k, k_th, disturbed)
         for k_th, (f, e, o, k) in enumerate(zip(found, exact, own, kinds, strict=True))
     ]
-    return max(errors, key=lambda pair: pair[0] / pair[1])
+    return max(errors, key=_badness)
 
 
 def _error(

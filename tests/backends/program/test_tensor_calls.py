@@ -267,11 +267,11 @@ def test_the_direct_function_makes_calls_that_fit_and_no_others(kind: str, monke
     def hold() -> None:
         with call._lock:
             held.set()
-            done.wait(30)
+            done.wait(300)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(30)
+    assert held.wait(300)
     assert direct(array) is None
     done.set()
     thread.join()
