@@ -64,6 +64,12 @@ def index_limits(source: Any, graph: Graph, sizes: Mapping[str, int] | None = No
     return Indices(tuple(found.values()), computed, unchecked)
 
 
+def takes_along_free_axis(graph: Graph) -> bool:
+    """Whether a graph takes or writes elements at indices along an axis of free size."""
+    found = (n for n in graph.nodes() if n.entry.index_operand is not None)
+    return any(not isinstance(n.entry.indexed_size(n.args[0].shape, dict(n.attrs)), int) for n in found)
+
+
 def _parts(index: Tensor, size: Any) -> list[tuple[Tensor, Any]]:
     """(indices, size) of each axis whose indices are merged to i * k + j; j counts from the end of k elements."""
     inner = without_views(index)
@@ -224,4 +230,4 @@ def _count(x: Tensor) -> Any:
     return number(x)
 
 
-__all__ = ["Indices", "index_limits"]
+__all__ = ["Indices", "index_limits", "takes_along_free_axis"]
