@@ -235,9 +235,9 @@ _FUNCTIONS: dict[str, Build] = {
 }  # fmt: skip
 
 
-def is_traceable(function: Any, named: Mapping[str, Any]) -> bool:
+def is_traceable(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Whether a function takes real arrays to complex ones, so that it is traced here."""
-    name, dtype = numpy_functions.title(function), named.get("dtype")
+    name, dtype = numpy_functions.title(function), named.get("dtype", args[1] if len(args) > 1 else None)
     return name in FOURIER or (name in ("zeros_like", "ones_like", "empty_like") and is_complex_kind(dtype))
 
 

@@ -50,7 +50,7 @@ def _array_ufunc(self: TracedArray, ufunc: np.ufunc, method: str, *inputs: Any, 
 def _array_function(
     self: TracedArray, func: Callable[..., Any], types: Any, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Any:
-    if is_complex([*args, *named.values()]) or complex_calls.is_traceable(func, named):
+    if is_complex([*args, *named.values()]) or complex_calls.is_traceable(func, args, named):
         return complex_calls.call(func, args, named)
     return numpy_functions.call(func, args, named)
 

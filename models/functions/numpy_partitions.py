@@ -78,8 +78,11 @@ def _elementwise(function: Callable[..., Any], x: Any, args: Sequence[Any], name
     """The function's values of all elements, of which NumPy gives it those in a row for which a condition holds. Raises
     TraceError if it is not elementwise."""
     given: Any = np.ravel(x)
-    leaf = t.input("an element of the piece", given.shape, x.dtype.name)  # not x, which the function may know, too
-    found = function(traced(leaf), *args, **named)
+    # not x, which the function may know, too; and one element more, to find out whether it reads how many there are
+    leaf, longer = (t.input("an element of the piece", (given.shape[0] + i,), x.dtype.name) for i in (0, 1))
+    found, other = (function(traced(v), *args, **named) for v in (leaf, longer))
+    if _spelled(found) != _spelled(other):
+        raise TraceError("np.piecewise with a function of the number of elements cannot be traced", hint="np.where")
     if not is_traced(found):
         return found
     depend = {leaf}
@@ -90,6 +93,21 @@ def _elementwise(function: Callable[..., Any], x: Any, args: Sequence[Any], name
                 raise TraceError(f"np.piecewise with a function that is not elementwise ({node.op})", hint="np.where")
     (node,) = rebuild([found._node], lambda node, _: given._node if node is leaf else None)
     return np.reshape(traced(node), x.shape) if found.ndim and found.shape == given.shape else traced(node)
+
+
+def _spelled(value: Any) -> Any:
+    """What a function has computed, without the shapes of its values; other values than traced ones as they are."""
+    if not is_traced(value):
+        return repr(value)
+    return [
+        (
+            node.op,
+            [repr(v) for name, v in node.attrs if dict(node.entry.attrs).get(name) != "dims"],  # NaN is as another NaN
+            node.shape if node.op == "iota" else None,
+            None if node.data is None else np.asarray(node.data).tobytes(),
+        )
+        for node in topological(expand_all([value._node]))
+    ]
 
 
 #: Builders over traced arrays by qualified name.

@@ -6,12 +6,14 @@ import logging
 import os
 import random
 import time
+import types
 
 import numpy as np
 import pytest
 import torch
 
 import tensor_graphs as tg
+from tensor_graphs.egraph.builders import builders
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import ExportError, TraceError, UnsupportedError
 from tensor_graphs.pipeline.sources.source import as_graph
@@ -68,6 +70,21 @@ def test_modules_that_decide_whether_a_free_size_is_1(forward, differs):
     else:
         with pytest.raises(TraceError, match=f"decides by a free size.*differs at {differs}: "):
             compare()
+
+
+@pytest.mark.parametrize(("device", "calls"), [("", 1), ("cuda:0", 0)])
+def test_examples_are_not_cut_below_their_indices_on_a_gpu(device, calls):
+    """There an index beyond an axis is an error of the device, after which the process cannot use it."""
+    x, index = tg.input("x", (tg.dim("rows", max=9), 4)), tg.input("i", (3,), "int64")
+    graph, made = Graph.of(builders.gather(x, index), inputs=[x, index]), []
+
+    def outputs(copied):
+        made.append(copied)
+        raise IndexError
+
+    call = types.SimpleNamespace(device=device, tensors=[torch.ones(5, 4), torch.tensor([4, 0, 2])], outputs=outputs)
+    trace_check_torch._compare_least_sizes(call, graph, {"rows": 5}, 0.0, None)
+    assert len(made) == calls
 
 
 def test_what_tracing_decided_is_found():

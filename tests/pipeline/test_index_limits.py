@@ -307,6 +307,15 @@ def test_computed_indices_of_free_sizes_are_checked_at_the_sizes_of_a_call(funct
     assert 0 < raised < 60
 
 
+@pytest.mark.parametrize("rows", [20, tg.dim("rows", max=50)])
+def test_places_of_the_largest_need_no_check(rows: Any) -> None:
+    """Neither a check nor a warning, though the scores are computed from large weights."""
+    x, w = t.input("x", (rows, 300)), t.param("w", (300, 300))
+    best = t.slice_axis(t.argsort(t.sum(t.matmul(x, w), 1), 0, True), 0, 0, 3)
+    graph = Graph.of(t.gather(x, t.reshape(best, (3,))), params={"w": np.ones((300, 300), np.float32)})
+    assert index_limits(len, graph, {"rows": 10}) == ((), ComputedIndices(), ())
+
+
 def test_a_saved_program_of_free_sizes_checks_computed_indices(tmp_path: Path) -> None:
     made = program(FREE[0], ((tg.dim("rows", max=50), 2), "float32"), ((2, 3), "int64"))
     made.save(tmp_path)

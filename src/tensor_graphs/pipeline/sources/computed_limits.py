@@ -15,7 +15,7 @@ from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
 from ...egraph.types.dims import bounds
 from ...errors import TensorGraphsError
-from .index_ranges import range_of, without_views
+from .index_ranges import range_of, selected_from, without_views
 
 #: Most elements of weights from which indices are computed, and which are read: of integers, and of floats.
 MOST_TABLE, MOST_FLOATS = 1 << 20, 1 << 10
@@ -37,6 +37,8 @@ def computed_indices(
     kept: list[IndexTarget] = []
     left: list[Tensor] = []
     for target in dict.fromkeys(targets):
+        if _in_range(target):  # places of the largest elements, whatever these are computed from
+            continue
         index = _with_weights(target.value, graph)
         if index is None:
             left.append(target.value)
@@ -84,11 +86,11 @@ def _with_weights(index: Tensor, graph: Graph) -> Tensor | None:
 
 
 def _in_range(target: IndexTarget) -> bool:
-    """Whether an index of atomic operations is valid whatever the inputs are."""
+    """Whether an index is valid whatever the inputs are; composite operations have any result."""
     index, low, high = target
     least, most = range_of(index)
     inside = bounds(low)[1] <= least and most < bounds(high)[0]
-    return inside or _is_position(without_views(index), high)
+    return inside or _is_position(selected_from(index), high)
 
 
 def _is_position(index: Tensor, size: Any) -> bool:

@@ -85,6 +85,12 @@ def limits_of_weights(
     return of if small else None
 
 
+def takes_along_free_axis(graph: Graph) -> bool:
+    """Whether a graph takes or writes elements at indices along an axis of free size."""
+    found = (n for n in graph.nodes() if n.entry.index_operand is not None)
+    return any(not isinstance(n.entry.indexed_size(n.args[0].shape, dict(n.attrs)), int) for n in found)
+
+
 def _parts(index: Tensor, size: Any) -> list[tuple[Tensor, Any]]:
     """(indices, size) of each axis whose indices are merged to i * k + j; j counts from the end of k elements."""
     inner = without_views(index)
@@ -245,4 +251,4 @@ def _count(x: Tensor) -> Any:
     return number(x)
 
 
-__all__ = ["Indices", "index_limits", "limits_of_weights"]
+__all__ = ["Indices", "index_limits", "limits_of_weights", "takes_along_free_axis"]

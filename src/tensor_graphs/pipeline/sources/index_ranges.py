@@ -102,6 +102,13 @@ def without_views(x: Tensor) -> Tensor:
     return x
 
 
+def selected_from(x: Tensor) -> Tensor:
+    """The value of which `x` has some or all elements, with the same numbers."""
+    while x.op in _SELECT or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
+        x = x.args[0]
+    return x
+
+
 def uncast(x: Tensor) -> Tensor:
     """The value of which `x` has the numbers, at the same places."""
     while x.op == "cast" and lossless(x.args[0].dtype, x.dtype):
@@ -116,4 +123,4 @@ def equal(x: Tensor, y: Tensor) -> bool:
     return x is y
 
 
-__all__ = ["ANYTHING", "SAME", "equal", "range_of", "uncast", "without_views"]
+__all__ = ["ANYTHING", "SAME", "equal", "range_of", "selected_from", "uncast", "without_views"]

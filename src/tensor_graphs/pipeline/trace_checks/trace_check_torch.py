@@ -38,6 +38,7 @@ from ...verification.reference import (
     with_atomic_ops,
 )
 from ..sources.arguments import torch_leaves
+from ..sources.index_limits import takes_along_free_axis
 from .trace_agreement import Array, Rounding, near, refuse, refuse_type, title_of
 from .trace_check_large import CallFails, compare_large, is_large, lacking_memory
 from .trace_randomness import MORE, OptionalTime, call_again, extreme_draws, random_state_kept
@@ -211,8 +212,11 @@ def _compare_least_sizes(
 
     torch.export traces free sizes as if they were 2 at least: a branch by `x.shape[0] == 1` and `x.squeeze(0)` are
     those of larger sizes in its graph, without a guard. Left out: sizes at which the module raises or the graph is not
-    valid.
+    valid, and on a GPU all of a graph that takes elements along a free axis, since indices beyond it end the process's
+    use of the GPU.
     """
+    if call.device and takes_along_free_axis(graph):
+        return
     least = {name: atom.min for name, atom in graph.free_dims.items()}
     alone = [{**known, name: size} for name, size in least.items()] if len(least) > 1 else []
     for number, sizes in enumerate([least, *alone]):
