@@ -33,7 +33,7 @@ from ..generate.weight_layouts import channels_innermost, channels_last, even
 from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import Precision
-from ..runtime.compile_clock import compilers_within
+from ..runtime.compile_clock import CompileWatch, compilers_within
 from .any_size import sized
 from .attentions import attention_rows
 from .batch_norms import batch_norm_rows
@@ -216,10 +216,12 @@ class C(KernelGenerator):
 @cache
 def _unavailable() -> tuple[str, float]:
     """(why the compiler cannot be used or "", time at which it was asked)."""
-    now, work = time.monotonic(), ""
+    now, work, source, watch = time.monotonic(), "", "int probe(void) { return 42; }\n", CompileWatch()
     try:
         with compilers_within(lambda: 0.0):
-            probe = c_library("int probe(void) { return 42; }\n")
+            watch.seconds(len(source))
+            probe = c_library(source)
+            watch.ended()  # the first compilation of a process
         work = "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
     except (RuntimeError, OSError) as error:
         work = str(error).splitlines()[0]

@@ -84,8 +84,15 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
     return as_strided(x, shape, strides, writeable=False)
 
 
+#: Most taps (elements of a filter) of a depthwise convolution that are added one after another. A sum of this length in
+#: order rounds about as a matrix product does.
+TAPS = 64
+
+
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """NumPy meaning of the op `conv` with these attributes: matrix products of windows and weights, group by group.
+    """NumPy meaning of the op `conv` with these attributes: matrix products of windows and weights, group by group;
+    for depthwise convolutions of at most TAPS taps, the sum over the taps of whole channels (a matrix product for each
+    channel takes 1.2 to 5 times as long).
 
     16-bit floats accumulate in float32.
     """
@@ -94,17 +101,34 @@ def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
     padded = np.pad(x.astype(wide, copy=False), [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))])
     for i in range(n):
         padded = sliding(padded, 2 + i, w.shape[2 + i], attrs["strides"][i], attrs["dilations"][i])
+    weights = w.astype(wide, copy=False)
+    if groups > 1 and w.shape[1] == 1 and np.prod(w.shape[2:]) <= TAPS:
+        return _depthwise(padded, weights, groups).astype(x.dtype, copy=False)
     per_in, per_out = w.shape[1], w.shape[0] // groups
     axes = [1, *range(2 + n, 2 + 2 * n)]
     parts = [
         np.tensordot(
             padded[:, g * per_in : (g + 1) * per_in],
-            w[g * per_out : (g + 1) * per_out].astype(wide, copy=False),
+            weights[g * per_out : (g + 1) * per_out],
             axes=(axes, [1, *range(2, 2 + n)]),
         )
         for g in range(groups)
     ]
     return np.ascontiguousarray(np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)).astype(x.dtype, copy=False)
+
+
+def _depthwise(windows: Array, w: Array, groups: int) -> Array:
+    """Convolution with one input channel per group. `windows`: [batch, groups, *positions, *taps]; `w`: [groups * m, 1,
+    *taps]; returns [batch, groups * m, *positions]."""
+    n = w.ndim - 2
+    positions = windows.shape[2 : 2 + n]
+    found = np.zeros((windows.shape[0], groups, w.shape[0] // groups, *positions), windows.dtype)
+    product = np.empty_like(found)
+    for tap in np.ndindex(*w.shape[2:]):
+        factors = w[(..., *tap)].reshape(groups, -1, *n * [1])
+        np.multiply(windows[(..., *tap)][:, :, None], factors, out=product)
+        found += product
+    return found.reshape(windows.shape[0], w.shape[0], *positions)
 
 
 def slice_(attrs: Mapping[str, Any], x: Array) -> Array:

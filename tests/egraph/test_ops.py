@@ -46,6 +46,7 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
         (((2, 4, 6, 5), (6, 2, 3, 2)), {"strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2), "groups": 2}),
         (((1, 3, 5), (2, 3, 1)), {"strides": (1,), "pads": (0, 0), "dilations": (1,), "groups": 1}),
         (((1, 4, 5), (4, 1, 3)), {"strides": (1,), "pads": (1, 1), "dilations": (1,), "groups": 4}),
+        (((2, 3, 7, 6), (6, 1, 3, 2)), {"strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2), "groups": 3}),
     ],
     "pool": _POOLS,
     "reshape": [(((2, 6),), {"shape": s}) for s in ((12,), (3, 1, 4))] + [(((),), {"shape": (1, 1)})],

@@ -20,6 +20,7 @@ from tensor_graphs import settings
 from tensor_graphs.backends.generate import lowering_pool
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.runtime import compile_clock
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measurement import Timing as Measured
 from tensor_graphs.egraph.composites.composite_ops import layer_norm
@@ -557,6 +558,34 @@ def test_measuring_leaves_the_stages_after_it_their_time(
         assert seconds == pytest.approx(least) or share * budget + seconds + closing + after <= budget + 1e-9
         assert closing <= (0.1 if ahead else 0.2) * budget + 1e-9 and seconds <= 0.8 * left + 1e-9
     assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
+
+
+@pytest.mark.parametrize("slowed", [1.0, 6.0])
+def test_c_functions_are_compiled_early_where_they_end_in_the_budget(
+    slowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long that is expected to take was learned from compilations of this process, which are slower on a busy
+    machine."""
+    monkeypatch.setattr(compile_clock, "_slowed", 1.0)
+    now, begun = [0.0], list[float]()
+    watch = compile_clock.CompileWatch(lambda: now[0])
+    watch.ended()
+    assert compile_clock.expected_compile_seconds(0.5) == 0.5, "nothing was compiled: nothing is learned"
+    watch.seconds(0)  # asks the compiler for its version
+    now[0] = 100.0
+    for characters in (20_000, 40_000):  # at the same time
+        watch.seconds(characters)
+    now[0] += slowed * 2.1
+    watch.ended()
+    assert compile_clock.expected_compile_seconds(0.5) == pytest.approx(0.5 * slowed)
+    x = tg.input("x", (6, 8)) @ tg.param("w", (8, 8))
+    measurer: Any = SimpleNamespace(compile=lambda kernels: begun.append(now[0]))
+    task: Any = SimpleNamespace(backends=[SimpleNamespace(name="c", generates=True)], work=Graph.of(x))
+    session = Session(Options(budget=5.0), now=lambda: now[0])
+    for second in (0.0, 1.9, 2.1, 4.4, 4.6, 6.0):
+        now[0] = session.budget_start + second
+        searching.compile_early(session, task, measurer)
+    assert len(begun) == (4 if slowed == 1.0 else 2)
 
 
 #: Seconds of stages of a first call on a CPU (`benchmarks.cpu.first_budget`), beside 1.5 s of loading. Verification has

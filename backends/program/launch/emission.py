@@ -14,7 +14,7 @@ from ....extract.model.plan import Plan
 from ....imported import BROKEN, imported, other_package
 from ... import gpu
 from ...device import HOST
-from ...runtime.compile_clock import compiler_seconds
+from ...runtime.compile_clock import CompileWatch
 from ..emit.emitted_program import EmittedProgram
 from ..emit.execute import execute
 from .binaries import C_LIBRARY, Binaries, without_compilers
@@ -67,10 +67,11 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     if "import torch" in source and imported("torch") is None:
         _import_torch(name)
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
+    compilers = CompileWatch()
     space: dict[str, Any] = {
         "__name__": f"tensor_graphs_{title}",
         "C_MACHINES": _C_MACHINES,
-        "C_SECONDS": compiler_seconds,
+        "C_SECONDS": compilers.seconds,
     }
     in_c = binaries is not None and C_LIBRARY in binaries.files
     if binaries is not None and in_c:
@@ -80,6 +81,7 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     try:
         with bytecode_kept():
             execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
+        compilers.ended()
     except ImportError as error:
         raise DeviceUnavailableError(
             f"the program's kernels need {error.name or 'a module'}, which cannot be imported: {error}", where=name,

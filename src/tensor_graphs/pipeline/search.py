@@ -14,6 +14,7 @@ from functools import partial
 
 from ..backends.program.program import Program
 from ..backends.registry import backend
+from ..backends.runtime.compile_clock import expected_compile_seconds
 from ..costdb.keys import rates
 from ..costdb.store.store import Store
 from ..errors import NoPlanError, ShapeError
@@ -93,8 +94,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
     store, measurer = take_measurer(session, task.backends)
     if measurer is not None:
         session.starting = lambda: not measurer.ready
-        if early := [kernel for b in task.backends for kernel in backend(b.name).stand_ins(task.work)]:
-            measurer.compile(early)
+        compile_early(session, task, measurer)
     tuning: OverlappedTuning | None = None
     if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
@@ -189,11 +189,25 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
         session.expected.input_s = expected_run_seconds(graph, flops, task.on_gpu)
         session.expected.verified_inputs = planned_inputs(graph, flops)
     if not task.on_gpu:
-        session.expected.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
+        session.expected.compiling_s = _compiling_s(task)
     else:
         session.expected.ending_s = ending_s(session)
         session.expected.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
         session.expected.weight_bytes = sum(leaf.type.nbytes for leaf in graph.leaves("param"))
+
+
+def compile_early(session: Session, task: Task, measurer: Measurer) -> None:
+    """Begin to compile C functions that kernels of the graph share, in the process that measures them; not where the
+    budget ends before compiling is expected to: no kernel would be measured, and the program's own compilers would
+    wait for these."""
+    early = [kernel for b in task.backends for kernel in backend(b.name).stand_ins(task.work)]
+    if early and not session.over_in(_compiling_s(task)):
+        measurer.compile(early)
+
+
+def _compiling_s(task: Task) -> float:
+    """Seconds that compiling a program's C kernels is expected to take on this machine now."""
+    return expected_compile_seconds(COMPILING_S) if any(b.generates for b in task.backends) else 0.0
 
 
 def _finished(
@@ -242,4 +256,4 @@ def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None
         attach(program, task.searched(as_written=as_written))
 
 
-__all__ = ["SearchResult", "attach_provenance", "rewriting_is_late", "search", "search_task"]
+__all__ = ["SearchResult", "attach_provenance", "compile_early", "rewriting_is_late", "search", "search_task"]

@@ -94,7 +94,9 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
     if caller is None or (task.on_gpu and not caller.is_on(program.device)):
         return program
     first: dict[str, float] = {}
-    if reason := _not_comparable(session, task, program, caller, first):
+    with session.stage_clock.running("compare"):  # the first call of each takes the longest
+        reason = _not_comparable(session, task, program, caller, first)
+    if reason:
         report.compared = f"not compared with the caller's own: {reason}"
         return program
     with session.stage("compare"):
