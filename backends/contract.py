@@ -164,6 +164,11 @@ class BackendBase:
         """The kernels that the backend generates for an e-graph (`Backend.generated`): none by default."""
         return iter(())
 
+    def packed_products(self, view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> Iterator[Generation]:
+        """The kernels of products with packed weights that are generated whatever the time
+        (`Backend.packed_products`): none by default."""
+        return iter(())
+
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
         """Lower calls of generated kernels in advance (`Backend.prepare`): nothing to do by default, for library
         kernels."""

@@ -20,13 +20,15 @@ from ...egraph.ops.ops import OPS, Type
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import is_float
 from ...egraph.view.view import EGraphView
+from ...extract.fusion.groups import FusionGroups
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
-from ...extract.model.backend import Backend
+from ...extract.fusion.repeated_blocks import RepeatedBlocks
+from ...extract.model.backend import Backend, Generation
 from ...extract.model.kernel import Call, Template
 from ..generate.backend_lowering import Lowering
 from ..generate.emitter import Lowered
 from ..generate.generator import KernelGenerator
-from ..generate.lowering_requests import LoweringRequest
+from ..generate.lowering_requests import LoweringRequest, request_of
 from ..generate.lowerings import Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import channels_innermost, channels_last, even
@@ -141,6 +143,16 @@ class CLowering(Lowering):
                 turned = self._template(asked.group.terms, across)
                 if turned.lower(asked.call) is not None:
                     yield turned, asked.call
+
+    def packed_products(self, view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> Iterator[Generation]:
+        """The kernels of products of few rows with packed weights (`Backend.packed_products`). They are lowered in this
+        process: equal layers have equal ones."""
+        repeated = RepeatedBlocks.of(view)
+        for group in FusionGroups(view, given).packed_products():
+            classes = (group.cls, *(c for _, c in group.leaves))
+            for template, _, _ in self.answers(request_of(group, view, types, frozenset())):
+                for first, *operands in (classes, *repeated.copies(classes)):
+                    yield template, (first,), tuple(operands)
 
     def _last(self, asked: LoweringRequest) -> Iterator[tuple[GeneratedKernel, Call]]:
         """(template, call) of a fusion group whose operands and result are channels-last images; none if it has no

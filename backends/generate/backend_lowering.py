@@ -27,6 +27,7 @@ from ...extract.fusion.multi_output import MultiOutputFusion
 from ...extract.fusion.multi_output_group import MultiOutputGroup
 from ...extract.fusion.policy import FusionGroup
 from ...extract.fusion.repeated_blocks import RepeatedBlocks
+from ...extract.model.backend import Generation
 from ...extract.model.kernel import Call, Template
 from ..ir.expr import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
@@ -110,6 +111,10 @@ class Lowering:
             yield template, made, operands
             for classes in repeated.copies((*made, *operands)):
                 yield template, tuple(classes[: len(made)]), tuple(classes[len(made) :])
+
+    def packed_products(self, view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> Iterator[Generation]:
+        """None (`Backend.packed_products`): kernels of a GPU are lowered when they are reached."""
+        return iter(())
 
     def _started(
         self, groups: FusionGroups, types: Sequence[Type], images: frozenset[int], enough: Callable[[], bool]

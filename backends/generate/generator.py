@@ -17,7 +17,7 @@ from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
-from ...extract.model.backend import Backend
+from ...extract.model.backend import Backend, Generation
 from ...extract.model.kernel import Call, Template
 from ...imported import installed
 from ..contract import BackendBase
@@ -77,6 +77,10 @@ class KernelGenerator(BackendBase):
         kernel computes) of the e-graph `view`, from a new `Lowering` each time. `given`: e-classes in memory before any
         kernel runs. `types`: type of each e-class. Once `enough` returns true, no more groups are formed."""
         return self.opened().generated(view, given, types, enough)
+
+    def packed_products(self, view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> Iterator[Generation]:
+        """The kernels of products with packed weights (`Lowering.packed_products`), from a new `Lowering` each time."""
+        return self.opened().packed_products(view, given, types)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
         """Lower the pairs `asked` of template (a kernel's pattern and code) and call in worker processes, before they

@@ -99,6 +99,13 @@ class GeneratedKernel(KernelBase):
         """Flops of the terms, not counting what a schedule computes twice."""
         return max(graph_flops(self.roots), unsplit_flops(self.roots))
 
+    @cached_property
+    def is_packed_product(self) -> bool:
+        """Whether the kernel is a product alone with packed weights on a CPU (`Template.is_packed_product`)."""
+        own = self.emitter.arrays and not self.others and self.root.entry.fusion_role == "product"
+        unpacked = [any(t.op == "dequantize" for t in topological([a])) for a in self.root.args] if own else []
+        return any(unpacked) and all(x or a.op == "input" for x, a in zip(unpacked, self.root.args))
+
     @property
     def code_identity(self) -> str:
         """Text in the key of stored measurements that stands for the kernel's code. It is the same for all generated

@@ -86,11 +86,14 @@ def _in_float32(node: Tensor) -> Tensor:
     return make("cast", (make(node.op, args, dict(node.attrs)),), {"dtype": node.dtype})
 
 
-def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:
+def apply(
+    node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False, out: Array | None = None
+) -> Array:  # fmt: skip
     """Value, on concrete operands, of one node whose op has no decomposition (an atomic op).
 
     With `float64`, all floats are float64 whatever the node's dtype. `whole`: compute every matmul in one call instead
-    of chunks; chunking may change the last bit. Raises UsageError for a leaf without data.
+    of chunks; chunking may change the last bit. `out`: one of `arrays` that takes the result (`_overwritten`). Raises
+    UsageError for a leaf without data.
     """
     attrs = dict(node.attrs)
     function = node.entry.numpy
@@ -111,7 +114,17 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
         return arrays[0]
     if node.op in LAZY or node.entry.kind == "view":  # pure data movement: the data may stay narrow
         return np.asarray(function(attrs, *arrays))
-    return np.asarray(function(attrs, *map(_wide, arrays)))
+    operands = [*map(_wide, arrays)]
+    if out is None:
+        return np.asarray(function(attrs, *operands))
+    with np.errstate(all="ignore"):
+        return np.asarray(IN_PLACE[node.op](*operands, out=out))
+
+
+#: Ops whose float64 result may take the place of an operand, and arrays from which that pays: memory that was freed is
+#: as slow to get again as three such operations (pages), and weights in few bits take several of them.
+IN_PLACE: Mapping[str, Callable[..., Any]] = {"add": np.add, "mul": np.multiply, "sub": np.subtract}
+LARGE_RESULT = 1 << 20  # bytes
 
 
 #: Ops that only select elements: in float64 mode they keep narrow data, which is widened at its first arithmetic use.
@@ -202,13 +215,14 @@ def evaluate(
     for root in roots:
         uses[id(root)] = uses.get(id(root), 0) + 1
     live: dict[int, Array] = {}
+    once = {n for n, count in uses.items() if count == 1} if float64 and around is None else set[int]()
     for node in order:
         poll()
         if node.is_leaf:
             live[id(node)] = _leaf(node, values, data)
         else:
-            compute = partial(apply, node, float64=float64, whole=whole)
             operands = [live[id(a)] for a in node.args]
+            compute = partial(apply, node, float64=float64, whole=whole, out=_overwritten(node, operands, once))
             live[id(node)] = compute(operands) if around is None else around(node, operands, compute)
             del operands
         for a in node.args:
@@ -216,6 +230,29 @@ def evaluate(
             if not uses[id(a)]:
                 live.pop(id(a), None)
     return [_wide(live[id(r)]) if float64 else live[id(r)] for r in roots]
+
+
+def _overwritten(node: Tensor, operands: Sequence[Array], once: Collection[int]) -> Array | None:
+    """The operand whose memory the float64 result of a node may take: nothing else reads it, not even a view. None if
+    there is none. `once`: ids of the nodes that have one consumer; roots count as consumed."""
+    if node.op not in IN_PLACE or not once:
+        return None
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    for a, x in zip(node.args, operands, strict=True):
+        fits = x.nbytes >= LARGE_RESULT and x.dtype == np.float64 and x.shape == shape and x.flags.writeable
+        if fits and _is_private(a, once):
+            return x
+    return None
+
+
+def _is_private(node: Tensor, once: Collection[int]) -> bool:
+    """Whether the float64 value of a node is in memory that this node or one below it has allocated, and that only its
+    one consumer can read. A reshape, and a cast between floats, may share the memory of its operand."""
+    while id(node) in once and node.op in ("reshape", "cast"):
+        if node.op == "cast" and not dtypes.is_float(node.args[0].dtype):
+            return dtypes.is_float(node.dtype)
+        node = node.args[0]
+    return id(node) in once and node.op in IN_PLACE
 
 
 def _leaf(node: Tensor, values: Mapping[str, Any], data: Mapping[str, Data]) -> Array:

@@ -76,6 +76,7 @@ class _HypergraphBuilder:
         self.view, self.view_strides, self.stop = view, view_strides, stop
         self.enough, self.left_out = enough, False
         self.generators = [b.generated for b in backends if b.generates]
+        self.packed = [b.packed_products for b in backends if b.generates]
         self.matcher = Matcher(view)
         templates = [t for b in backends for t in b.templates]
         self.views: dict[str, Template] = {t.name.rpartition(".")[2]: t for t in templates if t.family == "view"}
@@ -96,7 +97,9 @@ class _HypergraphBuilder:
         matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
         plain = len(matches)
         wanted = [v for v in self._wanted_images(matches) if self.layouts.add_if_new(v)]
-        matches += self._polled(self._generated())
+        matches += self._packed_products()
+        needed = len(matches)
+        matches += self._polled(self._generated(matches[plain:]))
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -108,7 +111,7 @@ class _HypergraphBuilder:
         todo: Iterable[int] = range(len(matches))
         while todo:
             written: list[Vertex] = []
-            for i in self._bindable(todo, plain, matches):
+            for i in self._bindable(todo, plain, needed, matches):
                 kernels[i] = self.binder.bound(matches[i])
                 if matches[i].template.layout is not None:
                     written += [c.output for c in kernels[i]]
@@ -137,11 +140,13 @@ class _HypergraphBuilder:
         stats |= {"left_out": int(self.left_out)}
         return Hypergraph(self.view, kept, self.layouts.given, roots, stats, self.layouts.types)
 
-    def _bindable(self, todo: Iterable[int], plain: int, matches: Sequence[KernelMatch]) -> Iterator[int]:
-        """Indices of matches to bind: the library kernels' ones (below `plain`), then those of generated kernels."""
+    def _bindable(self, todo: Iterable[int], plain: int, needed: int, matches: Sequence[KernelMatch]) -> Iterator[int]:
+        """Indices of matches to bind: the library kernels' ones (below `plain`), those of products with packed weights
+        (below `needed`), whatever the time, then those of other generated kernels."""
         yield from self._polled(i for i in todo if i < plain)
         self.bound_plain = True
-        yield from self._prepared([i for i in todo if i >= plain], matches)
+        yield from (i for i in todo if plain <= i < needed)
+        yield from self._prepared([i for i in todo if i >= needed], matches)
 
     def _polled(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items, until `stop` returns True: then raise Halted, or end if all library kernels are bound."""
@@ -178,8 +183,14 @@ class _HypergraphBuilder:
             yield from self._until_binding_ends(part)
             begin, count = begin + count, min(2 * count, MAX_BATCH_MATCHES)
 
-    def _generated(self) -> Iterator[KernelMatch]:
-        """Fused kernels that backends generate for the view.
+    def _packed_products(self) -> list[KernelMatch]:
+        """The kernels of products with packed weights that backends generate for the view, whatever the time."""
+        given, types = frozenset(self.layouts.given), self.layouts.types
+        found = (m for make in self.packed if self.carried is None for m in make(self.view, given, types))
+        return [KernelMatch(template, made[0], operands, (), made[1:]) for template, made, operands in found]
+
+    def _generated(self, known: Sequence[KernelMatch]) -> Iterator[KernelMatch]:
+        """Fused kernels that backends generate for the view, without the `known` ones.
 
         Generators choose fusion groups relative to the whole e-graph, so those of the original graph come first:
         rewriting then removes none of them.
@@ -188,7 +199,7 @@ class _HypergraphBuilder:
             matched = {id(t) for t in self.kernels}
             yield from (m for m in self.carried.matches if id(m.template) not in matched)
             return
-        seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+        seen = {(id(m.template), (m.cls, *m.more), m.operands) for m in known}
         own = self.view.original_nodes
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
         for view, generate in product(views, self.generators):

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, islice
 
 from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.tensor import Tensor, make
 from ...egraph.ops.ops import Type
 from .growth import FusionGrowth
 from .node_choice import NodeChoice
-from .policy import FUSION_POLICIES, UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy, with_packed
+from .policy import FUSION_POLICIES, PACKED_PRODUCT, UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy, with_packed
 from .repeated_blocks import RepeatedBlocks
 from .repeats import OutlineStep, RepeatedSubgraphs
 
@@ -160,6 +160,16 @@ class FusionGroups(NodeChoice):
     @cached_property
     def _growing(self) -> Iterator[FusionGroup]:
         return iter(self)
+
+    def packed_products(self) -> Iterator[FusionGroup]:
+        """Yields, for each product with a weight that is computed from fewer bytes, one group: the product alone, with
+        that weight inlined. Of repeated blocks only in active instances (repeated_blocks.py)."""
+        facts, starts = self.facts, RepeatedBlocks.of(self.view).is_active
+        for cls in filter(starts, self.reachable() if facts.packed else ()):
+            nodes = [n for n in self._by_class[cls] if facts.kinds[n] == "product"]
+            packed = [n for n in nodes if not facts.packed.keys().isdisjoint(facts.children[n])]
+            grown = (FusionGrowth(self, cls, PACKED_PRODUCT).grown(n) for n in packed)
+            yield from islice((group for group in grown if group is not None), 1)
 
     def __iter__(self) -> Iterator[FusionGroup]:
         """Yield every group, each term once; statistics that groups read get groups as well.

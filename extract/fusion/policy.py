@@ -70,6 +70,10 @@ FUSION_POLICIES = (
 )
 
 
+#: A product alone whose weights are computed from fewer bytes inside the group.
+PACKED_PRODUCT = FusionPolicy("product, packed weights", 1, False, False, pointwise_below=False, packed=True)
+
+
 def with_packed(policies: Iterable[FusionPolicy]) -> tuple[FusionPolicy, ...]:
     """The policies, followed by a copy of each that inlines packed weights (`FusionPolicy.packed`)."""
     plain = tuple(policies)

@@ -100,6 +100,13 @@ class Backend(Protocol):
         """
         ...
 
+    def packed_products(self, view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> Iterator[Generation]:
+        """The generated kernels of products of few rows with packed weights, without anything fused: whatever the time,
+        they are generated and bound, because a plan without them reads expanded weights, up to eight times as many
+        bytes. None for a library and on a GPU. The parameters are those of `generated`.
+        """
+        ...
+
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
         """Lower generated templates (kernels' patterns and code) for calls (to the kernel IR), before
         `Template.applies` needs the result. An iterator, to be exhausted or abandoned; it yields after each template.

@@ -233,6 +233,12 @@ class Template(Protocol):
         for every size was made; None for other kernels."""
         ...
 
+    @property
+    def is_packed_product(self) -> bool:
+        """Whether a generated kernel of a CPU is a product alone whose weights are computed from fewer bytes. It has
+        few rows and no schedule to guess, so that its prediction is as good as a library kernel's."""
+        ...
+
     def measured_as(self, call: Call) -> tuple[Template, Call]:
         """The (kernel, call) under which the cost store has the time of a call at concrete sizes; the kernel itself
         unless it was made for every size."""

@@ -73,6 +73,11 @@ class KernelBase(Unpicklable):
         """None: only generated kernels are made from a kernel at generic sizes (`Template.lifted_from`)."""
         return None
 
+    @property
+    def is_packed_product(self) -> bool:
+        """False: library kernels read weights as they are (`Template.is_packed_product`)."""
+        return False
+
     def measured_as(self, call: Call) -> tuple[Template, Call]:
         """The kernel and call under which the cost store has the time of a call at concrete sizes.
 

@@ -19,7 +19,7 @@ from ..model.pricing import Priced
 from ..solve.kbest import k_best
 from ..solve.solve import solve
 from .encoding import EncodedHypergraph
-from .plan_solver import SIMPLE_FAMILIES, pessimistic_us
+from .plan_solver import SIMPLE_FAMILIES, is_predictable, pessimistic_us
 from .search import Choice
 
 
@@ -148,16 +148,17 @@ def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> 
 
 @gc_paused()
 def unmeasured_alternative(choice: Choice, *, seconds: float) -> tuple[Choice, float]:
-    """The cheapest choice found in which library kernels, and generated pointwise and reduction kernels, may be
-    unmeasured, and the share by which it is cheaper than the given one even if they take as long as they may
-    (`pessimistic_us`). It has the given choice as `Choice.alone`; the given one itself, and 0.0, if none is cheaper.
+    """The cheapest choice found in which library kernels, and generated packed products, pointwise and reduction
+    kernels, may be unmeasured, and the share by which it is cheaper than the given one even if they take as long as
+    they may (`pessimistic_us`). It has the given choice as `Choice.alone`; the given one itself, and 0.0, if none is
+    cheaper.
 
     A search that the budget cut short has many good kernels that it could not measure: whether such a choice is faster
     is found by timing its program.
     """
 
     def us(candidate: Candidate, price: Priced) -> float:
-        known = candidate.is_view or price.source == "measured" or candidate.template.space is None
+        known = price.source == "measured" or is_predictable(candidate)
         return pessimistic_us(candidate, price) if known or candidate.template.family in SIMPLE_FAMILIES else math.inf
 
     own = set(choice.chosen)

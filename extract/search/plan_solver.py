@@ -37,9 +37,9 @@ MAX_STARTING_S = 8.0  # seconds, at most, that a search waits for the measuring 
 # a plan of the model's short form is carried over by a solve in which all other kernels cost this much more
 OTHERS_FACTOR = 10.0
 CLOSING_S = 1.5  # seconds, at most, for measuring the final plan's unmeasured kernels
-# Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
-# and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
-# guesses and may not compile.
+# Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels and packed products
+# (`is_predictable`), and for generated pointwise and reduction kernels; multiple of the upper end of the interval for
+# other generated kernels, whose schedules are guesses and may not compile.
 LIBRARY_FACTOR, SIMPLE_FACTOR, GENERATED_FACTOR = 1.3, 6.0, 4.0
 SEARCHING = 1.1  # see `PlanSolver.first_costs`
 SIMPLE_FAMILIES = ("pointwise", "reduction")
@@ -251,12 +251,18 @@ class PlanSolver:
         return per_call(self.hypergraph, prices, pessimistic_us)
 
 
+def is_predictable(candidate: Candidate) -> bool:
+    """Whether a plan may rely on a candidate's predicted time: a view, a library kernel, or a product alone with packed
+    weights on a CPU."""
+    return candidate.is_view or candidate.template.space is None or candidate.template.is_packed_product
+
+
 def pessimistic_us(candidate: Candidate, price: Priced) -> float:
     """Time in µs to be expected at worst of a candidate that is used unmeasured; of a measured one its measured
     time."""
     if price.source == "measured":
         return price.us
-    if candidate.is_view or candidate.template.space is None:
+    if is_predictable(candidate):
         return min(price.high, LIBRARY_FACTOR * price.us)
     if candidate.template.family in SIMPLE_FAMILIES:
         return min(price.high, SIMPLE_FACTOR * price.us)
@@ -287,6 +293,7 @@ __all__ = [
     "QUICK_SOLVE_S",
     "SOLVE_OVERTIME",
     "PlanSolver",
+    "is_predictable",
     "pessimistic_us",
     "quick_solve_seconds",
 ]

@@ -78,6 +78,39 @@ def test_in_float64_a_cast_of_floats_copies_nothing() -> None:
     assert found < 1 << 20
 
 
+def test_float64_results_take_the_place_of_operands_that_nothing_else_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and inputs stay as they are: only operands with one consumer are overwritten, also behind a reshape."""
+    monkeypatch.setattr(interpret, "LARGE_RESULT", 0)
+    x, codes, scale = t.input("x", (4, 6)), t.input("q", (4, 6), "uint8"), t.input("s", (4, 1), "bfloat16")
+    wide, shared = t.cast(codes, "bfloat16"), x + 1.0
+    roots = [t.reshape((wide - 8.0) * scale, (6, 4)) * 2.0, shared * 3.0, t.reshape(shared, (24,)) - 1.0, shared, x * x]
+    rng = np.random.default_rng(0)
+    given = {"x": rng.standard_normal((4, 6)), "q": rng.integers(0, 16, (4, 6), np.uint8)}
+    given["s"] = np.full((4, 1), 0.5, ml_dtypes.bfloat16)
+    kept, overwritten, find = {n: v.copy() for n, v in given.items()}, list[str](), interpret._overwritten
+
+    def noted(node: Tensor, operands: Any, once: Any) -> Any:
+        found = find(node, operands, once)
+        overwritten.extend([node.op] * (found is not None))
+        return found
+
+    monkeypatch.setattr(interpret, "_overwritten", noted)
+    found = evaluate(roots, given, float64=True)
+    assert sorted(overwritten) == ["mul", "mul", "sub"]
+    steps = (kept["q"].astype(np.float64) - 8.0) * 0.5
+    wanted = [
+        steps.reshape(6, 4) * 2,
+        (kept["x"] + 1) * 3,
+        (kept["x"] + 1).reshape(24) - 1,
+        kept["x"] + 1,
+        kept["x"] * kept["x"],
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for name, value in given.items():
+        np.testing.assert_array_equal(value, kept[name])
+
+
 @pytest.mark.parametrize("float64", [True, False])
 def test_values_go_after_their_last_use(float64: bool) -> None:
     x = y = t.input("x", (1 << 16,), "float64")

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.backends.c import backend as c_backend
 from tensor_graphs.backends.contract import BackendBase
+from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -28,6 +30,9 @@ from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.candidates.layouts import MAX_LAYOUTS, ClassLayouts
 from tensor_graphs.extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Candidate, Operand, Vertex, contiguous
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.model.pricing import Priced
+from tensor_graphs.extract.search.plan_solver import LIBRARY_FACTOR, pessimistic_us
+from tensor_graphs.models.common import quantization
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]
@@ -296,6 +301,31 @@ def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
 
             counts.append(found(enough)[0]["triton"])
         assert counts == sorted(counts) and counts[0] == 0 and any(0 < n < every["triton"] for n in counts), asked
+
+
+def test_products_with_packed_weights_are_there_whatever_the_time() -> None:
+    """On a CPU each product of a row has its kernel on the packed weight though nothing else is generated or bound, and
+    a plan without any measurement reads packed weights; on a GPU the clock ends them, too."""
+    hidden, packed = tg.input("x", (1, 256)), ("uint8", "bfloat16")
+    for n, columns in enumerate((256, 256, 384)):
+        codes, scale = tg.param(f"w{n}", (columns, 128), "uint8"), tg.param(f"s{n}", (columns, 2), "bfloat16")
+        hidden = tg.relu(hidden @ t.transpose(t.cast(quantization.dequantized("int4", codes, scale), "float32")))
+    view = view_of(Graph.of(hidden))
+    products = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "matmul"}
+
+    def reads_codes(names: list[str]) -> list[Candidate]:
+        found = candidate_hypergraph(view, [backend(n) for n in names], view_strides, enough=lambda bound: True)
+        assert found.stats["left_out"]
+        return [c for c in found.candidates if packed[0] in (o.type.dtype for o in c.call.operands.values())]
+
+    kernels = reads_codes(["torch", "c"])
+    assert len(kernels) == len(products) == 3 and {c.output.cls for c in kernels} == products
+    assert len({id(c.template) for c in kernels}) == 2, "equal products have one kernel"
+    assert not reads_codes(["torch_cuda", "triton"])
+    predicted = Priced(10.0, 1.0, 90.0, "predicted")
+    assert {pessimistic_us(c, predicted) for c in kernels} == {LIBRARY_FACTOR * predicted.us}
+    fused = c_backend.generated(tg.relu(kernels[0].template.roots[0]))
+    assert not fused.is_packed_product and cuda_cpp.generated(kernels[0].template.roots[0]).is_packed_product is False
 
 
 def test_kernels_that_were_found_first_are_bound_first(monkeypatch: pytest.MonkeyPatch) -> None:

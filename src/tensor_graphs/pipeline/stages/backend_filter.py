@@ -47,6 +47,11 @@ class FilteredBackend:
         are excluded (`Backend.generated`)."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
+    def packed_products(self, view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> Iterator[Generation]:
+        """The kernels of products with packed weights, unless generated kernels are excluded
+        (`Backend.packed_products`)."""
+        return self.base.packed_products(view, given, types) if self.generates else iter(())
+
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
         """Lower calls of generated templates before `Template.applies` needs the result (`Backend.prepare`)."""
         return self.base.prepare(asked)
