@@ -100,6 +100,7 @@ class Snapshot:
         self._learnt_of: dict[str, float] = {}
         self._learnt_rows = 0  # timing rows whose keys are in `_learnt_of`
         self._included: Snapshot | None = None
+        self._own: dict[str, None] = {}  # keys with timings that are not in the included snapshot
         self._tuned: dict[str, dict[str, dict[str, set[str]]]] = {}  # kernel, shapes, schedule: digests
 
     def extend(self, kind: str, columns: Columns) -> None:
@@ -108,6 +109,8 @@ class Snapshot:
         start = len(held["digest"])
         for name in LOADED[kind]:
             held[name].extend(columns[name])
+        if kind == "timing":
+            self._own.update(dict.fromkeys(columns["digest"]))
         for row, digest in enumerate(held["digest"][start:], start):
             index.setdefault(digest, []).append(row)
             if "schedule" in held and held["schedule"][row] not in UNSCHEDULED:
@@ -129,16 +132,38 @@ class Snapshot:
         The other snapshot computes the factors of its models for its rows, once for all snapshots that include it. At
         most one snapshot can be included.
         """
-        for kind in LOADED:
-            self.extend(kind, other._columns[kind])
+        own = dict(self._own)
+        if len(self):
+            for kind in LOADED:
+                self.extend(kind, other._columns[kind])
+        else:
+            self._take_rows(other)
+        self._own = own
         self.learnt.models.update(other.learnt.models)
         self._included = other
+
+    def copy(self) -> Snapshot:
+        """A snapshot with the same rows, to which rows can be added; the same included snapshot and models count."""
+        found = Snapshot()
+        found._take_rows(self)
+        found._own, found._included = dict(self._own), self._included
+        found.learnt.models.update(self.learnt.models)
+        return found
+
+    def _take_rows(self, other: Snapshot) -> None:
+        """Have the rows of another snapshot, in place of the own ones: faster than to add them."""
+        self._columns = {kind: {n: values[:] for n, values in held.items()} for kind, held in other._columns.items()}
+        self._index = {kind: {key: rows[:] for key, rows in index.items()} for kind, index in other._index.items()}
+        self._tuned = {
+            kernel: {shapes: {chosen: set(keys) for chosen, keys in found.items()} for shapes, found in body.items()}
+            for kernel, body in other._tuned.items()
+        }
+        self._memo.clear()
 
     def not_included(self) -> list[str]:
         """The keys (kernels at one shape, layout, schedule and machine) with timings that are not in the included
         snapshot."""
-        known = {} if self._included is None else self._included._index["timing"]
-        return [digest for digest, rows in self._index["timing"].items() if len(rows) != len(known.get(digest, ()))]
+        return list(self._own)
 
     def _forget(self, digest: str) -> None:
         for regime in REGIMES:

@@ -17,7 +17,7 @@ from ...writing.files import named_path, write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
-from . import cache, maintenance, shards, starter, team
+from . import cache, kept_rows, maintenance, shards, starter, team
 from .schema import FORMAT, Row, checked, rows_with, to_table
 from .shipped_rows import ShippedRows, shipped_rows
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
@@ -160,7 +160,7 @@ class Store:
         file: Path | None = None
         try:
             file = cache.private_folder(self.root) / f"{FORMAT}.duckdb"
-            loaded = cache.load_file(self.root, file, self.wait_s)
+            loaded = kept_rows.load(self.root, file, self.wait_s)
             self._state = "ok"
         except (cache.CacheBusy, cache.CacheUnusable) as reason:
             self._state = str(reason)
@@ -284,6 +284,7 @@ class Store:
         """Report of verifying every shard: bad ones are quarantined, stale temporary files removed, and the cache
         tested."""
         report = maintenance.check(self.root)
+        kept_rows.forget()  # the cache itself is tested
         self.refresh()
         self._load()
         return replace(report, cache=self._state)

@@ -16,18 +16,18 @@ from .engine import Arrays
 from .language import signature
 from .term_cost import Pricing
 
+KILL = "(ruleset r_kill)"
 
-def subsumption_commands(ops: Sequence[str]) -> Iterator[str]:
-    """Egglog commands that subsume chosen e-nodes: those listed in the relations `k_op` (round, operand handles,
-    attributes)."""
-    yield "(ruleset r_kill)"
-    for op in ops:
-        sig = signature(op)
-        names = [f"v{i}" for i in range(len(sig))]
-        body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")
-        args = " ".join({"T": f"(H v{i})", "D": f"d{i}"}.get(k, f"v{i}") for i, k in enumerate(sig))
-        yield f"(relation k_{op} ({' '.join(['i64'] * (len(sig) + 1))}))"
-        yield (f"(rule ((k_{op} z {' '.join(names)}){body}) ((subsume (o_{op} {args}))) :ruleset r_kill)")
+
+def subsumption_commands(op: str) -> Iterator[str]:
+    """Egglog commands that subsume chosen e-nodes of an op, in the ruleset that `KILL` declares: those listed in the
+    relation `k_op` (round, operand handles, attributes)."""
+    sig = signature(op)
+    names = [f"v{i}" for i in range(len(sig))]
+    body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")
+    args = " ".join({"T": f"(H v{i})", "D": f"d{i}"}.get(k, f"v{i}") for i, k in enumerate(sig))
+    yield f"(relation k_{op} ({' '.join(['i64'] * (len(sig) + 1))}))"
+    yield f"(rule ((k_{op} z {' '.join(names)}){body}) ((subsume (o_{op} {args}))) :ruleset r_kill)"
 
 
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:
@@ -108,4 +108,4 @@ def victims(
     return sorted(found)
 
 
-__all__ = ["row_costs", "subsumption_commands", "victims"]
+__all__ = ["KILL", "row_costs", "subsumption_commands", "victims"]

@@ -35,7 +35,7 @@ class Engine:
     def __init__(self) -> None:
         self.bindings = load_bindings()
         self.key, self.loaded, self.pruned = "", False, False
-        self.declared, self.kept = set[str](), set[str]()  # rulesets that exist, and those that `pop` keeps
+        self.declared, self.kept = set[str](), set[str]()  # rulesets and ops that exist, and those that `pop` keeps
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
         """Load one subgraph (block) into the e-graph, whose sorts and rules `declare` has declared; an earlier block is
@@ -46,7 +46,8 @@ class Engine:
             self.run("(pop)")
             met, self.declared = self.declared, set(self.kept)
             self.use(name for name in self.rules if name in met)  # later blocks are likely to need them, too
-            self.kept = set(self.declared)
+        self.use(name for name in (f"o_{table[2:]}" for table in sorted(job["tables"])) if name in self.texts)
+        self.kept = set(self.declared)
         self.run("(push)")
         self.loaded, self.limit = True, int(job["nodes"])
         self.dims = {tuple(v): i for i, v in enumerate(job["dims"])}
@@ -78,6 +79,8 @@ class Engine:
             self.signatures: dict[str, str] = program["signatures"]
             self.needs: dict[str, list[tuple[str, list[tuple[int, str]]]]] = program["needs"]
             self.rules: dict[str, list[str]] = program["rules"]
+            self.texts: dict[str, list[str]] = {**program["ops"], **program["rules"]}
+            self.uses: dict[str, list[str]] = program["uses"]
             self.declared, self.kept = set(), set()
             self.pruned, self.beam = bool(program["pruned"]), bool(program["beam"])
             for line in program["commands"]:
@@ -130,7 +133,7 @@ class Engine:
         report = self.run(f"(run-schedule (run {self.every_rule()}) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions
         of = {self.egraph.value_to_i64(row.inputs[0]): row.output for row in functions["H"].rows}
-        live = sum(len(functions[n if n == "Leaf" else f"o_{n}"].rows) for n in self.signatures)
+        live = sum(len(functions[name].rows) for *_, name in self.constructors())
         return {"equal": all(of[a] == of[b] for a, b in pairs), "updated": bool(report.updated), "live": live}, {}
 
     def ready(self) -> str:
@@ -161,14 +164,21 @@ class Engine:
         return f"r_ready{self.combined}"
 
     def use(self, names: Iterable[str]) -> None:
-        """Declare those rulesets of `names` that are not declared yet."""
+        """Declare those rulesets and ops (by their constructors) of `names` that are not declared yet; ops of a rule
+        before it."""
         key, self.key = self.key, ""  # as in `declare`
         for name in names:
             if name not in self.declared:
-                for line in self.rules[name]:
+                self.use(self.uses.get(name, ()))
+                for line in self.texts[name]:
                     self.run(line)
                 self.declared.add(name)
         self.key = key
+
+    def constructors(self) -> list[tuple[int, str, str]]:
+        """The declared ops, as (index in `signatures`, op, constructor)."""
+        names = [(i, name, name if name == "Leaf" else f"o_{name}") for i, name in enumerate(self.signatures)]
+        return [found for found in names if found[2] == "Leaf" or found[2] in self.declared]
 
     def collect(self) -> None:
         """Garbage collection after a round: delete e-nodes of the round that only pruned e-nodes use; mark its other
@@ -183,8 +193,7 @@ class Engine:
     def live(self) -> int:
         """Number of e-nodes that rules can still match (not subsumed)."""
         functions = self.egraph.freeze().functions
-        names = [name if name == "Leaf" else f"o_{name}" for name in self.signatures]
-        return sum(not row.subsumed for name in names for row in functions[name].rows)
+        return sum(not row.subsumed for *_, name in self.constructors() for row in functions[name].rows)
 
     def view(self) -> tuple[dict[str, Any], Arrays]:
         """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance.
@@ -229,9 +238,10 @@ class Engine:
         op, cls, off, child, attr_off, attr = [], [], [0], [], [0], []
         self.rows: list[tuple[str, Any]] = []
         integer = self.egraph.value_to_i64
-        for index, (name, signature) in enumerate(self.signatures.items()):
+        for index, name, constructor in self.constructors():
             kept = self._protected(functions, name) if self.pruned else set()
-            for row in functions[name if name == "Leaf" else f"o_{name}"].rows:
+            signature = self.signatures[name]
+            for row in functions[constructor].rows:
                 if row.subsumed and tuple(row.inputs) not in kept:
                     continue
                 op.append(index)

@@ -1,15 +1,16 @@
 """Writes the egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of
 commands.
 
-Only ops and ranks that can occur are declared, and a rule when its ops are in the e-graph, because each rule costs
-egglog 0.5 ms. All blocks (repeated subgraphs) of a model share one program, so a worker declares it once and loads one
-block after another.
+Only ops and ranks that can occur are declared: a rule when its ops are in the e-graph, and an op when a graph or a
+declared rule has it, because each of their commands costs egglog 0.1 to 1 ms. All blocks (repeated subgraphs) of a
+model share one program, so a worker declares it once and loads one block after another.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,25 +18,30 @@ from ..ir.graph import Graph
 from ..ir.tensor import LEAVES
 from ..patterns.rule import Rule
 from .applicable_rules import Shape, applicable, changes_rank, literal_ranks, shapes
-from .beam import subsumption_commands
+from .beam import KILL, subsumption_commands
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .rule_compiler import collect_constants, compile_rule
 from .tables import LoweredGraph, lower, with_parts
-from .term_cost import CAP, Pricing, cost_program
+from .term_cost import CAP, OpCosts, Pricing
+
+_OP = re.compile(r"\((?:o|st|d)_(\w+)")  # the name of an op in its constructor or one of its tables
 
 
 @dataclass(frozen=True, eq=False)
 class EgglogProgram:
     """An egglog program and the interned ids it uses.
 
-    `commands`: texts that declare ops and costs. `rules`: ruleset of each rule -> its declarations, which the engine
-    runs when the rule can match. `names` lists the one-directional rules. `signatures`: op -> letters of its arguments
-    (`language.signature`). `pruned`: whether e-nodes are pruned, by cost or by a beam; `beam`: number of e-nodes per
-    e-class that the beam keeps (0: no beam). `constants`: numbers that rules mention. `parts`: whether composite ops
-    are united with their decompositions. `key`: hash of all commands.
+    `commands`: texts that declare what all ops share. `ops`: constructor of an op -> its declarations, which the engine
+    runs when a graph or a rule has the op. `rules`: ruleset of each rule -> its declarations, which the engine runs
+    when the rule can match; `uses`: ruleset -> constructors in these. `names` lists the one-directional rules.
+    `signatures`: op -> letters of its arguments (`language.signature`). `pruned`: whether e-nodes are pruned, by cost
+    or by a beam; `beam`: number of e-nodes per e-class that the beam keeps (0: no beam). `constants`: numbers that
+    rules mention. `parts`: whether composite ops are united with their decompositions. `key`: hash of all commands.
     """
 
     commands: tuple[str, ...]
+    ops: dict[str, list[str]]
+    uses: dict[str, list[str]]
     rules: dict[str, list[str]]
     signatures: dict[str, str]
     names: tuple[str, ...]
@@ -58,6 +64,8 @@ class EgglogProgram:
         return {
             "key": self.key,
             "commands": self.commands,
+            "ops": self.ops,
+            "uses": self.uses,
             "rules": self.rules,
             "signatures": self.signatures,
             "needs": self.needs,
@@ -103,12 +111,12 @@ def make_program(
     interner = Interner()
     constants = collect_constants(usable, interner)
     guarded = slack is not None or bool(beam)
+    costs = OpCosts(pricing, 8 * CAP if slack is None else slack) if guarded else None
     commands = [*base_declarations(guarded=guarded), *rank_facts(ranks)]
+    commands += [*(costs.shared() if costs else ()), *([KILL] if beam else ())]
+    ops = {f"o_{name}": list(declare_op(name, ranks, guarded=guarded)) for name in names}
     for name in names:
-        commands += declare_op(name, ranks, guarded=guarded)
-    if guarded:
-        commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
-    commands += subsumption_commands(names) if beam else []
+        ops[f"o_{name}"] += [*(costs.of(name) if costs else ()), *(subsumption_commands(name) if beam else ())]
     needs: dict[str, tuple[Shape, ...]] = {}
     texts: dict[str, list[str]] = {}
     for number, rule in enumerate(usable):  # one ruleset per rule, so that a round can run only rules that can match
@@ -116,10 +124,13 @@ def make_program(
         needs[ruleset] = shapes(rule)
         spelled = compile_rule(rule, interner, sorted(present | near), guarded=guarded, ruleset=ruleset)
         texts[ruleset] = [f"(ruleset {ruleset})", *(text for _, text in spelled)]
-    lines = [*commands, *(line for text in texts.values() for line in text)]
+    uses = {ruleset: _constructors_in(text, ops) for ruleset, text in texts.items()}
+    lines = [*commands, *(line for text in (*ops.values(), *texts.values()) for line in text)]
     key = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
     return EgglogProgram(
         commands=tuple(commands),
+        ops=ops,
+        uses=uses,
         rules=texts,
         signatures={"Leaf": "I"} | {name: signature(name) for name in names},
         names=tuple(r.name for r in usable),
@@ -132,6 +143,12 @@ def make_program(
         parts=parts,
         key=key,
     )
+
+
+def _constructors_in(texts: Sequence[str], ops: Container[str]) -> list[str]:
+    """The constructors in `ops` of the ops whose constructors or tables occur in egglog commands, sorted."""
+    found = {f"o_{name}" for text in texts for name in _OP.findall(text)}
+    return sorted(name for name in found if name in ops)
 
 
 __all__ = ["EgglogProgram", "make_program"]

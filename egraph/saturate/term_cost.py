@@ -8,7 +8,7 @@ expression, so pruning in egglog and ranking in Python cannot disagree; integer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -164,7 +164,8 @@ def contraction_flops(op: Op) -> Cost | None:
     return None
 
 
-def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
+@dataclass(frozen=True)
+class OpCosts:
     """Egglog commands that compute the least tree cost of each e-class and subsume e-nodes that exceed it by more than
     `slack` nanoseconds.
 
@@ -173,47 +174,55 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     through live e-nodes; `r_seen` marks the remaining e-nodes, which stay in all later views. An e-node whose operands
     all depend on weights alone costs nothing, because it is folded when weights are loaded.
     """
-    from .language import DTYPE_ID, STATUS_NEW, STATUS_PROTECTED, STATUS_SEEN, operands, pattern
 
-    lines = [
-        *(f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_reach", "r_new", "r_gc", "r_seen")),
-        "(function now () i64 :merge (max old new))",  # the current round
+    pricing: Pricing
+    slack: int
+
+    def shared(self) -> Iterator[str]:
+        """The commands that come before those of all ops."""
+        from .language import DTYPE_ID
+
+        yield from (f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_reach", "r_new", "r_gc", "r_seen"))
+        yield "(function now () i64 :merge (max old new))"  # the current round
         # the last round in which this e-class was reachable from a root through live e-nodes
-        "(function reached (T) i64 :merge (max old new))",
-        "(rule ((= w (wk e))) ((set (reached e) 0)) :ruleset r_shape)",
-        "(function nby (T) i64 :merge old)",
-        "(function itemsize (i64) i64 :no-merge)",
-        "(rule ((= n (nel e)) (= b (itemsize (dt e)))) ((set (nby e) (* n b))) :ruleset r_shape)",
-        "(rule ((= 0 (wk e))) ((set (best e) 0)) :ruleset r_cost)",
-        "(rule ((= e (Leaf n))) ((set (best e) 0)) :ruleset r_cost)",
-    ]
-    lines += [f"(set (itemsize {i}) {dtypes.itemsize(name)})" for name, i in DTYPE_ID.items()]
-    for op in ops:
+        yield "(function reached (T) i64 :merge (max old new))"
+        yield "(rule ((= w (wk e))) ((set (reached e) 0)) :ruleset r_shape)"
+        yield "(function nby (T) i64 :merge old)"
+        yield "(function itemsize (i64) i64 :no-merge)"
+        yield "(rule ((= n (nel e)) (= b (itemsize (dt e)))) ((set (nby e) (* n b))) :ruleset r_shape)"
+        yield "(rule ((= 0 (wk e))) ((set (best e) 0)) :ruleset r_cost)"
+        yield "(rule ((= e (Leaf n))) ((set (best e) 0)) :ruleset r_cost)"
+        yield from (f"(set (itemsize {i}) {dtypes.itemsize(name)})" for name, i in DTYPE_ID.items())
+
+    def of(self, op: str) -> Iterator[str]:
+        """The commands of an op."""
+        from .language import STATUS_NEW, STATUS_PROTECTED, STATUS_SEEN, operands, pattern
+
         entry, term = OPS[op], pattern(op)
         status, dominated = (term.replace(f"(o_{op}", f"({prefix}_{op}", 1) for prefix in ("st", "d"))
         xs = operands(entry)
-        lines += [
-            f"(rule ((= e {term})) ((set {status} {STATUS_NEW})) :ruleset r_new)",
-            f"(rule ((= e {term})) ((set {status} {STATUS_SEEN})) :ruleset r_seen)",
+        yield f"(rule ((= e {term})) ((set {status} {STATUS_NEW})) :ruleset r_new)"
+        yield f"(rule ((= e {term})) ((set {status} {STATUS_SEEN})) :ruleset r_seen)"
+        yield (
             f"(rule ((= e {term}) (= {STATUS_NEW} {status}) (< (reached e) (now)))"
-            f" ((delete {term}) (delete {status})) :ruleset r_gc)",
-        ]
+            f" ((delete {term}) (delete {status})) :ruleset r_gc)"
+        )
         if not xs:
-            continue
+            return
         weight, total = f"(wk {xs[0]})", f"(best {xs[0]})"
         for x in xs[1:]:
             weight, total = f"(max {weight} (wk {x}))", f"(+ {total} (best {x}))"
-        own = f"(= p {pricing.formula(entry).text()})"
+        own = f"(= p {self.pricing.formula(entry).text()})"
         body = f"(= e {term}) {own} (= c (min {CAP} (+ (* {weight} p) {total})))"
-        allowed = f"(/ (* p {slack}) {pricing.launch})" if entry.pointwise or entry.kind == "view" else str(slack)
-        lines += [
-            f"(rule ({body}) ((set (best e) c)) :ruleset r_cost)",
-            f"(rule ({body} (> c (+ (best e) {allowed}))) ({dominated} (set {status} {STATUS_NEW})) :ruleset r_dom)",
+        free = entry.pointwise or entry.kind == "view"
+        allowed = f"(/ (* p {self.slack}) {self.pricing.launch})" if free else str(self.slack)
+        yield f"(rule ({body}) ((set (best e) c)) :ruleset r_cost)"
+        yield f"(rule ({body} (> c (+ (best e) {allowed}))) ({dominated} (set {status} {STATUS_NEW})) :ruleset r_dom)"
+        yield (
             f"(rule ((= z (now)) (= z (reached e)) (= e {term})) ({' '.join(f'(set (reached {x}) z)' for x in xs)})"
-            " :ruleset r_reach)",
-            f"(rule ({dominated} (= s {status}) (< s {STATUS_PROTECTED})) ((subsume {term})) :ruleset r_sub)",
-        ]
-    return lines
+            " :ruleset r_reach)"
+        )
+        yield f"(rule ({dominated} (= s {status}) (< s {STATUS_PROTECTED})) ((subsume {term})) :ruleset r_sub)"
 
 
 class _Prices:
@@ -236,7 +245,7 @@ class _Prices:
 
 
 def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) -> list[int]:
-    """Tree cost in nanoseconds of each node (operands must come first), equal to that of `cost_program`.
+    """Tree cost in nanoseconds of each node (operands must come first), equal to that of `OpCosts`.
 
     `weights`: the weight-only nodes, which cost nothing.
     """
@@ -268,10 +277,10 @@ def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
 __all__ = [
     "CAP",
     "Cost",
+    "OpCosts",
     "Pricing",
     "Roofline",
     "contraction_flops",
-    "cost_program",
     "elements",
     "nbytes",
     "node_prices",

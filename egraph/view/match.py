@@ -73,7 +73,7 @@ class Matcher:
 
         A binding maps tensor variables to e-classes, and "@" + attribute variable to the attribute's value.
         """
-        if not isinstance(pattern, PatternCall):
+        if not isinstance(pattern, PatternCall) or self._lacks_op(pattern):
             return
         search = _Search(self, pattern)
         seen: set[tuple[Any, ...]] = set()
@@ -87,6 +87,18 @@ class Matcher:
                 binding = dict(zip(search.names, values))
                 if not guards or holds(guards, self.environment(binding)):
                     yield cls, binding
+
+    def _lacks_op(self, pattern: PatternCall) -> bool:
+        """Whether the e-graph has no e-node of some op in a pattern, so that nothing can match it. Most patterns of
+        library kernels are of this kind, and preparing their search would take longer than all other matching."""
+        left: list[Term] = [pattern]
+        while left:
+            term = left.pop()
+            if isinstance(term, PatternCall):
+                if term.op not in self.by_op:
+                    return True
+                left += term.args
+        return False
 
     def environment(self, binding: Binding) -> Env:
         """Convert a binding to an environment for attribute expressions: each e-class becomes its type and whether it

@@ -593,19 +593,21 @@ def test_a_rule_whose_ops_come_up_later_sees_everything() -> None:
     assert [view.classes[x], view.classes[y]] in [view.children(i).tolist() for i in sums]
 
 
-def test_rules_are_declared_when_their_ops_come_up_and_stay_for_later_blocks() -> None:
-    """After a rule that egglog refuses, the e-graph is made anew."""
-    rules = (Rule("sub-as-add", "x - y", "x + neg(y)"), Rule("add-neg-neg", "x + neg(neg(y))", "x + y"))
+def test_rules_and_ops_are_declared_when_they_come_up_and_stay_for_later_blocks() -> None:
+    """An op comes up in a graph or in a declared rule. After a rule that egglog refuses, the e-graph is made anew."""
+    rules = (Rule("sub-as-add", "x - y", "x + neg(y)"), Rule("add-neg-neg", "x + neg(neg(y))", "x + y"),
+             Rule("neg-tanh", "neg(x) - (y + z)", "tanh(x - (y + z))"))  # fmt: skip
     x, y = t.input("x", (3, 4)), t.input("y", (3, 4))
     limits, session = Limits(seconds=300), InProcess()
+    ops = {"o_sub", "o_add", "o_neg"}
     once = saturate_block(Graph.of(x - y), rules, limits, session=session, guard=False)
-    assert session.engine is not None and session.engine.declared == {"r_0"} and not session.engine.kept
+    assert session.engine is not None and session.engine.declared == {"r_0", *ops} and session.engine.kept == {"o_sub"}
     graph = Graph.of(x - t.neg(y))
     found = [saturate_block(graph, rules, limits, session=s, guard=False) for s in (session, session, InProcess())]
-    assert session.engine.declared == session.engine.kept == {"r_0", "r_1"}
-    assert once.report.matches == {"sub-as-add": 1, "add-neg-neg": 0}
+    assert session.engine.declared == session.engine.kept == {"r_0", "r_1", *ops}
+    assert once.report.matches == {"sub-as-add": 1, "add-neg-neg": 0, "neg-tanh": 0}
     assert len({(tuple(v.op), tuple(v.report.matches.items()), v.report.sizes) for v in found}) == 1
-    session.engine.rules["r_1"] = ["(rule ((= e (no_such_op e))) () :ruleset r_1)"]
+    session.engine.texts["r_1"] = ["(rule ((= e (no_such_op e))) () :ruleset r_1)"]
     for _ in range(2):
         session.engine.declared.discard("r_1")
         with pytest.raises(engine_bounds.EngineError):
