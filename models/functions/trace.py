@@ -83,7 +83,7 @@ def _translated_errors(function: Callable[..., Any]) -> Iterator[None]:
             f"memory ran out while {_title(function)} was traced: {error}", hint="smaller arrays"
         ) from error
     except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
-        if not any(name in str(error) for name in ("Tensor", "TracedArray", "ufunc")):
+        if not any(name in str(error) for name in ("Tensor", "TracedArray", "ArrayAttributes", "ufunc")):
             raise
         refused = TraceError(f"{_title(function)} cannot be traced: {error}",
                              hint="write it with NumPy's or tg.* functions, or put Torch code into an nn.Module")  # fmt: skip

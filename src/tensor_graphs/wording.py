@@ -29,9 +29,11 @@ def spelled_values(values: Mapping[str, Any]) -> str:
 
 
 def spelled_bytes(count: float) -> str:
-    """An amount of memory given in bytes, in KiB, MiB or GiB: "80.1 KiB", "12.3 MiB"."""
+    """An amount of memory given in bytes, as text in bytes, KiB, MiB, GiB or TiB: "48 bytes", "12.3 MiB"."""
+    if count < 1 << 10:
+        return f"{count:.0f} bytes"
     scale, unit = next(
-        (s, u) for s, u in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")) if count >= s or s == 1 << 10
+        (s, u) for s, u in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")) if count >= s
     )
     return f"{count / scale:.4g} {unit}"
 

@@ -377,7 +377,7 @@ def test_bounds_of_a_request(worker: SaturationWorker) -> None:
     worker.prepare()
     with pytest.raises(MemoryLimit):
         while True:
-            worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "needs": {}, "rules": {}, "pruned": 0, "beam": 0,
+            worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "needs": {}, "ops": {}, "uses": {}, "rules": {}, "pruned": 0, "beam": 0,
                                        "commands": ["(sort T)"] * 1}, Bounds(60.0, 1))  # fmt: skip
 
 

@@ -322,7 +322,7 @@ def test_numbers_of_numpy_and_large_ones_are_taken(made: Generator) -> None:
         ([1], {"seed": 1 << 64}, "seed="),
         ([1], {"stop": [VOCAB]}, "outside the vocabulary"),
         ([1], {"stop": 1.5}, "stop=1.5"),
-        ([1], {"stop": [""]}, "empty text in stop"),
+        ([1], {"stop": [""]}, "stop: it has an empty text"),
         ([1], {"stop": b"w"}, "stop=b'w'"),
         ([1], {"stop": "w"}, "leave stop texts out"),
         ([1], {"show": "print"}, "show='print'"),

@@ -75,7 +75,7 @@ ARITHMETIC: dict[str, Callable[[Any], Any]] = {
     "where": lambda x: np.where(x[..., :5] > 0, c(x), 0.5), "sums": lambda x: c(x).sum(1) + c(x).mean(axis=(1,)) + np.cumsum(c(x), 1)[:, -1], "stack": lambda x: np.stack([c(x), x[..., :5]]),
     "norm": lambda x: np.linalg.norm(c(x), axis=-1), "split": lambda x: np.split(c(x), 2, 1)[1], "in place": lambda x: changed(c(x)), "angle": lambda x: np.angle(c(x), deg=True),
     "of bytes": lambda x: np.abs((x * 9).astype(np.int8) + 1j) + np.abs((x > 0) * 1j) + np.abs(x.astype(np.float16) * 1j),
-    "keywords": lambda x: np.sum(a=c(x), axis=0) + np.stack(arrays=[c(x)[0], c(x)[1]])[0], "power 0": lambda x: (c(x) / 0) ** 0, "set parts": set_parts, "real zeros": lambda x: np.zeros_like(c(x), float), "complex ones": lambda x: np.ones_like(x, complex) * c(x),
+    "keywords": lambda x: np.sum(a=c(x), axis=0) + np.stack(arrays=[c(x)[0], c(x)[1]])[0], "power 0": lambda x: (c(x) / 0) ** 0, "set parts": set_parts, "real zeros": lambda x: np.zeros_like(c(x), float), "complex ones": lambda x: np.ones_like(c(x).real, complex) * c(x),
     "loop": lambda x: sum(z * i for i, z in enumerate(c(x))), "scalar": lambda x: c(x)[0, 1, 2] * np.complex64(1 + 2j), "pad": lambda x: np.tile(np.take(c(x), [0, -1], axis=1), 2),
 }  # fmt: skip
 

@@ -439,7 +439,7 @@ X4 = [info("x", (1, 2, 4, 4))]
     (node("ConstantOfShape", ["n"], ["y"], value=ints("v", [1, 2])), [ints("n", [2, 3])], None, "2 values"),
     (node("Constant", [], ["y"], value_int=1, value_float=2.0), [], None, "2 values"),
     (node("RotaryEmbedding", ["x", "c", "c"], ["y"]), [floats("c", 1, 3, 1)], [info("x", (1, 2, 3, 3))], "no pairs"),
-    (node("ArgMax", ["x"], ["y"]), [], [info("x", (0, 3))], "axis with elements"),
+    (node("ArgMax", ["x"], ["y"]), [], [info("x", (0, 3))], "no element to choose"),
 ], ids=lambda v: v.op_type if hasattr(v, "op_type") else "")  # fmt: skip
 def test_nodes_against_their_operator(bad: Any, weights: list[Any], inputs: Any, word: str, tmp_path: Path) -> None:
     outputs = [helper.make_tensor_value_info("y", F, None)]

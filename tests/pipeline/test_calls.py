@@ -245,7 +245,7 @@ def test_objects_that_are_called_with_torch_tensors() -> None:
 
 def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = tg.input("x", (1 << 22, 1 << 20)) * 2
-    with pytest.raises(TooLargeError, match=f"take {2 * (4 << 42)} bytes"):
+    with pytest.raises(TooLargeError, match="take 32 TiB"):
         tg.optimize(huge, **QUICK)
 
     def full(*_: Any, **__: Any) -> None:

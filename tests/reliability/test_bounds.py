@@ -891,7 +891,7 @@ def test_memory_that_runs_out_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys:
     def fails(*_: Any, **__: Any) -> Any:
         raise MemoryError("cannot allocate")
 
-    monkeypatch.setattr(cli, "app", fails)
+    monkeypatch.setattr(cli, "_commands", lambda: fails)
     assert cli.run(["extract", "x.json"]) == 3
     assert "memory ran out" in capsys.readouterr().err
 

@@ -124,15 +124,12 @@ def test_a_search_that_crashes_or_hangs_leaves_eager_with_a_warning(
         called(compiled, a)
 
 
-def test_processes_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second search, in a process of its own, finds the plan of the first."""
     monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
     a, states = torch.randn(3, 7), []
-    more = {
-        "measure": True,
-        "budget": 30,
-        "backend": "torch",
-    }  # time to compare the plan with the graph as it is written, in the first search
+    # time to compare the plan with the graph as it is written, in the first search
+    more = {"measure": True, "budget": 30, "backend": "torch", "costdb": tmp_path}
     for options in (QUICK | more, BEHIND | more):
         torch._dynamo.reset()
         module = nn.Sequential(nn.Linear(7, 9), nn.Sigmoid(), nn.Linear(9, 5)).eval()  # other weights

@@ -272,7 +272,9 @@ class ProgramEmitter(EmittedValues):
         """Replace consecutive calls of C kernels at fixed addresses by one call of a C function."""
         before = {*self.each}
         movable = self.movable if self.one_size else ()
-        join = JoinedCalls(self.made_once, movable, self.in_c, lambda base: identifier(base, self.taken))
+        join = JoinedCalls(
+            self.made_once, movable, self.in_c, self.before_in_c.keys(), lambda base: identifier(base, self.taken)
+        )
         self.each = join.joined(self.each)
         gone = before - {*self.each}
         if join.made:

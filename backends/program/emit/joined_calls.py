@@ -29,7 +29,7 @@ class JoinedCalls:
 
     `fixed`: line -> call of a C function whose arguments are the same in each run. `movable`: lines that read no
     values: they make arrays, views and addresses. `functions`: C texts by function name, to which functions of joined
-    calls are added. `named(base)` gives an unused name.
+    calls are added. `libraries`: those whose texts are the same for all calls. `named(base)` gives an unused name.
 
     After `joined`, `once` are lines that make the table and the functions of joined calls.
     """
@@ -37,6 +37,7 @@ class JoinedCalls:
     fixed: Mapping[str, str]
     movable: Collection[str]
     functions: dict[str, str]
+    libraries: Collection[str]
     named: Callable[[str], str]
     lines: list[str] = field(default_factory=list)
     group: list[str] = field(default_factory=list)  # the last lines: calls and comments between them
@@ -75,8 +76,10 @@ class JoinedCalls:
     def _addresses(self, lines: Sequence[str]) -> set[str]:
         """Variables of addresses that each call defines, and that only calls of C kernels use; sets `calls`."""
         other = [x for x in lines if not (x in self.movable or x.startswith((COMMENT, "return ")))]
-        single = sum(self._call(line) is not None for line in other) < 2  # its own arguments are as fast
-        movable = () if single and len(other) > 1 else self.movable
+        called = [call[0] for line in other if (call := self._call(line))]
+        # the own arguments of a single call are as fast beside other lines; a library is compiled once for all calls
+        alone = len(called) < 2 and (len(other) > 1 or any(f in self.libraries for f in called))
+        movable = () if alone else self.movable
         sources = {line: found for line in lines if line in movable and (found := _ARGUMENT.fullmatch(line))}
         moving = {found[1] for found in sources.values()}
         defined = {found[1] for line in lines if (found := re.match(r"(\w+) = ", line))}

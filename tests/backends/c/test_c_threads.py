@@ -222,7 +222,7 @@ def test_consecutive_calls_are_one_function() -> None:
         names[base] = names.get(base, 0) + 1
         return base if names[base] == 1 else f"{base}_{names[base]}"
 
-    join = JoinedCalls(calls, {"y_a = argument(y)", "y = np.empty(1)"}, functions, named)
+    join = JoinedCalls(calls, {"y_a = argument(y)", "y = np.empty(1)"}, functions, (), named)
     lines = [
         "# first",
         "double_()",
