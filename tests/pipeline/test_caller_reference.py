@@ -452,6 +452,17 @@ def test_sums_that_overflow_in_16_bits_agree(function):
     assert "itself, on 3 inputs" in compared(function, x)
 
 
+@pytest.mark.parametrize(
+    ("function", "agrees"), [(lambda x: (x * 1e38).sum(1), True), (lambda x: x[:, 0] * 1e39, False)]
+)
+def test_sums_beyond_their_dtype_may_be_nan(function, agrees):
+    """Where parts of a sum are infinities of both signs, which depends on its order; no other value becomes NaN."""
+    graph, low = as_graph(function, (X,)), np.full(len(X), -np.inf, np.float32)
+    rounding = Rounding(with_atomic_ops(graph), {"x": X}, [low], [low])
+    assert rounding.explains(0, low) and rounding.explains(0, low * np.nan) == agrees
+    assert not rounding.explains(0, np.zeros_like(low))
+
+
 @pytest.mark.parametrize("factor", [1.5, 1.001])
 def test_torch_functions_that_scale_another_layout_are_refused(factor):
     with pytest.raises(TraceError, match="differs from that of its graph"):

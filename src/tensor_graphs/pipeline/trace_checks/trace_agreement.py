@@ -25,7 +25,7 @@ class Rounding:
     explains.
 
     `graph`: has no composite ops. `values`: inputs and states by name, on which both were run. `found`, `sharp`: the
-    graph's outputs, computed in its own dtypes and in float64.
+    graph's outputs, computed in its own dtypes and in float64 (the same object where there was no time for these).
     """
 
     def __init__(
@@ -62,8 +62,12 @@ class Rounding:
         floats = dtypes.is_float(dtypes.name_of(found.dtype))
         with np.errstate(all="ignore"):
             overflows = floats & ~np.isfinite(found) & np.isfinite(self.sharp[output])  # in the order of its sums
+            # sums that are beyond the dtype's range: an infinity, or NaN where their parts are infinities of both signs
+            beyond = floats & (self._sums[output] > 0) & ~np.isfinite(found)
+            if self.sharp is not self.found:  # NaN of a float64 run is no overflow
+                beyond &= np.isinf(self.sharp[output])
             found = np.where(overflows, self.sharp[output], found)
-            same = (own == found) | ((own != own) & (found != found)) | (overflows & ~np.isfinite(own))
+            same = (own == found) | ((own != own) & (found != found)) | ((overflows | beyond) & ~np.isfinite(own))
             gap = np.where(same, 0.0, np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64)))
             fine = np.abs(np.asarray(own, np.float64)) * self.limit(output) if floats else 0.0
             off = ~same & ~((gap <= fine) & np.isfinite(gap))  # an infinity explains no other value
