@@ -23,6 +23,11 @@ def size_tensor(size: Dim) -> Tensor:
     return total if total is not None else t.full((), 0, "int64")
 
 
+def size_vector(size: Dim, dtype: str) -> Tensor:
+    """Return a dimension as a tensor [1] of a dtype."""
+    return t.reshape(t.cast(size_tensor(size), dtype), (1,))
+
+
 def _atom_tensor(atom: Atom) -> Tensor:
     if atom.op == "size":
         return t.sum(t.ones((DimExpr((((atom,), 1),)),), "int64"))
@@ -30,4 +35,4 @@ def _atom_tensor(atom: Atom) -> Tensor:
     return t.floordiv(left, right) if atom.op == "//" else t.mod(left, right)
 
 
-__all__ = ["size_tensor"]
+__all__ = ["size_tensor", "size_vector"]

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TooLargeError
-from .numpy_array import is_traced
+from .numpy_array import is_traced, traced
 from .numpy_ufuncs import common_dtype, operand
 
 Axes = Any
@@ -19,6 +21,8 @@ Build = Callable[..., Any]
 
 #: Most pairs of elements of functions that are traced as a table of all of them.
 PAIRS = 1 << 26
+#: An index that is outside of every axis, so that reading there is an error of the program's call, if it is checked.
+OUTSIDE = np.int64(dtypes.least("int64"))
 
 
 def refuse_many_pairs(what: str, first: Any, second: Any, hint: str) -> None:
@@ -65,6 +69,12 @@ def in_range(indices: Any, size: Any, mode: str) -> Any:
     indices = indices if is_traced(indices) else np.asarray(indices)
     indices = as_dtype(indices, np.int64) if indices.dtype.kind in "iu" else indices
     return np.clip(indices, 0, size - 1) if mode == "clip" else indices % size
+
+
+def numbers(count: Any) -> Any:
+    """np.arange(count) as a traced array. Used as a lookup table: a traced index outside of range(count) is an error of
+    the program, as it is in NumPy."""
+    return traced(t.iota((count,), 0))
 
 
 def promoted(*values: Any) -> tuple[list[Tensor], str]:

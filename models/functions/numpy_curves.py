@@ -8,23 +8,16 @@ from typing import Any
 import numpy as np
 
 from ...egraph.builders import builders as t
-from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import arrays_in, is_traced, traced
-from .numpy_builders import Build, as_dtype, axes_joined, axes_kept, in_range, named_axes
+from .numpy_builders import OUTSIDE, Build, as_dtype, axes_joined, axes_kept, in_range, named_axes, numbers
 from .numpy_ufuncs import LONGEST, common_dtype, operand
 
 
 def _like(value: Any) -> Any:
     """A traced array of a value."""
     return value if is_traced(value) else traced(t.as_tensor(np.asarray(value)))
-
-
-def _numbers(count: int) -> Any:
-    """np.arange(count) as a traced array. Used as a lookup table: a traced index outside of range(count) is an error of
-    the program, as it is in NumPy."""
-    return traced(t.iota((count,), 0))
 
 
 def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
@@ -97,7 +90,7 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Any:
                          hint="minlength=n, with n above all values: np.bincount(x, minlength=n)")  # fmt: skip
     if np.ndim(x) != 1 or not np.can_cast(_like(x).dtype, np.int64, "safe"):
         raise TraceError(f"np.bincount takes integers of one axis, not {_like(x)._node.type}", hint="np.ravel(x)")
-    places = _numbers(size)[_from_zero(x)]  # numbers from `size` on are indices outside of the axis
+    places = numbers(size)[_from_zero(x)]  # numbers from `size` on are indices outside of the axis
     if weights is None or 0 in np.shape(x):
         add, total = t.ones(places._node.shape, "int64"), t.zeros((size,), "int64")
     elif np.shape(weights) != np.shape(x):
@@ -110,7 +103,7 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Any:
 def _from_zero(x: Any) -> Any:
     """Integers as indices that do not count from the end: negative ones are outside of every axis."""
     x = as_dtype(x, np.int64)
-    return np.where(x < 0, np.int64(dtypes.least("int64")), x)
+    return np.where(x < 0, OUTSIDE, x)
 
 
 def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
@@ -136,7 +129,7 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, w
     spots: Any = np.clip(place, 0, count - 1)
     if fitted:  # NumPy refuses values that are not finite, and more bins than there are numbers between the ends
         valid = np.isfinite(edges[0]) & np.isfinite(edges[-1]) & np.all(edges[:-1] < edges[1:])
-        spots = _numbers(count)[np.where(valid, spots, np.int64(dtypes.least("int64")))]
+        spots = numbers(count)[np.where(valid, spots, OUTSIDE)]
     found = traced(t.scatter_elements(t.zeros((count,), kind.name), spots._node, add._node, 0, "add"))
     if density:
         return found / np.diff(edges) / np.sum(found), edges
@@ -202,7 +195,7 @@ def _ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: 
     sizes = [int(d) for d in np.atleast_1d(dims)]
     if order not in ("C", "F"):
         raise TraceError(f"np.ravel_multi_index with order={order!r} cannot be traced")
-    table = np.reshape(_numbers(prod(sizes)), sizes if order == "C" else sizes[::-1])
+    table = np.reshape(numbers(prod(sizes)), sizes if order == "C" else sizes[::-1])
     table = table if order == "C" else table.T
     modes = [mode] * len(sizes) if isinstance(mode, str) else list(mode)
     parts = [
@@ -213,7 +206,7 @@ def _ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: 
 
 def _unravel_index(indices: Any, shape: Any) -> Any:
     sizes = [int(d) for d in np.atleast_1d(shape)]
-    spot = _numbers(prod(sizes))[_from_zero(indices)]
+    spot = numbers(prod(sizes))[_from_zero(indices)]
     found: list[Any] = []
     for size in reversed(sizes):
         found.append(spot % size)

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...egraph.builders import builders as t
-from ...egraph.types import dtypes
 from ...errors import TraceError
 from .numpy_array import is_traced, traced
-from .numpy_builders import Build, as_dtype
+from .numpy_builders import OUTSIDE, Build, as_dtype
 from .numpy_ufuncs import common_dtype
 
 #: Most rows of a matrix, since each row is some fifteen operations.
@@ -19,8 +18,8 @@ MOST_ROWS = 8
 
 
 class Eliminated(NamedTuple):
-    """A matrix after elimination: its rows above the diagonal, row k from column k on; the right sides, a row each; the
-    number of swapped rows that is odd or even, as -1 or 1."""
+    """A matrix after elimination. `rows`: row k of the upper triangle, from column k on. `right`: the rows of the right
+    sides. `sign`: 1 if an even number of rows was swapped, -1 if an odd one."""
 
     rows: list[Any]
     right: list[Any]
@@ -32,7 +31,7 @@ def _matrix(name: str, a: Any) -> Any:
     kind = np.dtype(common_dtype(a, *([np.float64(0)] if np.dtype(common_dtype(a)).kind in "iub" else [])))
     shape = np.shape(a)
     if kind not in (np.float32, np.float64):
-        raise TraceError(f"np.linalg.{name} of {kind}")
+        raise TraceError(f"np.linalg.{name} of {kind} cannot be traced")
     if len(shape) < 2 or shape[-1] != shape[-2] or not isinstance(shape[-1], int):
         raise TraceError(f"np.linalg.{name} of an array of the shape {shape}: its matrices have to be square")
     if not 0 < shape[-1] <= MOST_ROWS:
@@ -80,8 +79,9 @@ def _det(a: Any) -> Any:
 
 
 def _solve(a: Any, b: Any) -> Any:
-    kind = np.dtype(common_dtype(_matrix("solve", a), b))
-    a, b = as_dtype(_matrix("solve", a), kind), as_dtype(b, kind)
+    a = _matrix("solve", a)
+    kind = np.dtype(common_dtype(a, b))
+    a, b = as_dtype(a, kind), as_dtype(b, kind)
     size, vector = a.shape[-1], b.ndim == 1
     b = b[:, None] if vector else b
     if b.ndim < 2 or b.shape[-2] != size:
@@ -105,7 +105,7 @@ def _refusing(singular: Any) -> Any:
     """A condition for which NumPy raises an error: where it holds, the program takes an element that is outside of a
     table, which is an error of its call on a CPU if it is checked."""
     table = traced(t.full((1,), False, "bool"))
-    return singular | table[np.where(singular, np.int64(dtypes.least("int64")), 0)]
+    return singular | table[np.where(singular, OUTSIDE, 0)]
 
 
 def _inv(a: Any) -> Any:

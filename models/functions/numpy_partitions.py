@@ -10,11 +10,10 @@ import numpy as np
 from ...egraph.builders import builders as t
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.tensor import rebuild, topological
-from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import arrays_in, coerced, is_traced, traced
-from .numpy_builders import Build, as_dtype, ints
+from .numpy_builders import OUTSIDE, Build, as_dtype, ints, numbers
 
 #: Views of an array that leave its elements in order, so that a function with them is still elementwise.
 _IN_ORDER = ("reshape", "broadcast_to")
@@ -46,8 +45,7 @@ def _place_beside_nan(place: Callable[..., Any], worst: float) -> Build:
         found = place(np.where(holes, a.dtype.type(worst), a), axis, keepdims=keepdims)
         none = np.all(holes, axis, keepdims=keepdims)
         size = a.size if axis is None else a.shape[axis_of(axis, a.ndim)]
-        table = traced(t.iota((size,), 0))
-        return table[np.where(none, np.int64(dtypes.least("int64")), found)]
+        return numbers(size)[np.where(none, OUTSIDE, found)]
 
     return build
 
@@ -75,8 +73,8 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **named: Any) -
 
 
 def _elementwise(function: Callable[..., Any], x: Any, args: Sequence[Any], named: Any) -> Any:
-    """The function's values of all elements, of which NumPy gives it those in a row for which a condition holds. Raises
-    TraceError if it is not elementwise."""
+    """Values of the function at all elements of x, where NumPy calls it with a 1-d array of those for which a condition
+    holds. Raises TraceError if it is not elementwise."""
     given: Any = np.ravel(x)
     # not x, which the function may know, too; and one element more, to find out whether it reads how many there are
     leaf, longer = (t.input("an element of the piece", (given.shape[0] + i,), x.dtype.name) for i in (0, 1))

@@ -23,7 +23,7 @@ from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import positions
 from ..common.sampling import weighted
-from ..common.sizes import size_tensor
+from ..common.sizes import size_vector
 from .node import Node, Result, operator
 from .values import Array
 
@@ -55,7 +55,7 @@ def _known_axis(axis: int, have: int, want: int, scale: float, roi: tuple[float,
 
 def _free_axis(axis: int, have: Dim, want: Dim, scale: float | None) -> _Axis:
     """`scale`: None for the quotient of the sizes."""
-    a, b = (t.reshape(t.cast(size_tensor(d), "float64"), (1,)) for d in (have, want))
+    a, b = (size_vector(d, "float64") for d in (have, want))
     return _Axis(axis, a, b, b / a if scale is None else scale, t.cast(t.arange(want), "float64"))
 
 

@@ -15,7 +15,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, DimExpr
 from ..common.sampling import grid_sample, tapped, weighted
-from ..common.sizes import size_tensor
+from ..common.sizes import size_vector
 from .aten_layout import upsample
 from .aten_reduce import refuse_free
 
@@ -107,14 +107,11 @@ def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 
 
 def _free_positions(size: Dim, want: Dim, factor: float | None, middle: float) -> Tensor:
     """`nearest_positions` of free sizes, computed from them by the same steps in float32."""
-    step = _number(size, "float32") / _number(want, "float32") if not factor else float(np.float32(1.0 / factor))
+    step = (
+        size_vector(size, "float32") / size_vector(want, "float32") if not factor else float(np.float32(1.0 / factor))
+    )
     spots = (t.cast(t.arange(want), "float32") + middle) * step
-    return t.minimum(t.cast(t.floor(spots), "int64"), _number(size - 1, "int64"))
-
-
-def _number(size: Dim, dtype: str) -> Tensor:
-    """A size as a tensor [1]."""
-    return t.reshape(t.cast(size_tensor(size), dtype), (1,))
+    return t.minimum(t.cast(t.floor(spots), "int64"), size_vector(size - 1, "int64"))
 
 
 def nearest_positions(size: int, want: int, factor: float | None, middle: float = 0.0) -> np.ndarray[Any, Any]:
@@ -242,7 +239,7 @@ def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: A
 def _between_free(x: Tensor, axis: int, want: Dim, align: bool, factor: float | None) -> Tensor:
     """Linear interpolation along an axis of free sizes, whose positions and weights (`_neighbours`) are computed from
     them."""
-    size, wide = _number(x.shape[axis], "float64"), _number(want, "float64")
+    size, wide = size_vector(x.shape[axis], "float64"), size_vector(want, "float64")
     at = t.cast(t.arange(want), "float64")
     if align:
         spots = at * t.where(t.gt(wide, 1.0), (size - 1) / t.maximum(wide - 1, 1.0), 0.0)
