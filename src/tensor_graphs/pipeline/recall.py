@@ -121,7 +121,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
                 given = "for these weights" if content != cached.verified else "on more inputs"
                 raise StalePlan(f"it is not accurate enough {given}")
             report.verification, verified = verdict.to_json(), content
-            report.omitted += [*filter(None, [verdict.omitted]), *map(str, session.omitted[known:])]
+            report.omitted += map(str, session.omitted[known:])
             del session.omitted[known:]
         program.reset()
     untimed = str(Omission(OmittedWork.TIMING))

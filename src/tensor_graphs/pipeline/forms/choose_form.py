@@ -27,7 +27,7 @@ from ...backends.runtime.marshalling import is_torch
 from ...egraph.ir.graph import Graph
 from ...egraph.ops.ops import Type
 from ...extract.model.clock import Halted
-from ...report.omissions import Omission, OmittedWork
+from ...report.omissions import OmittedWork
 from ...report.report import AS_WRITTEN, CALLER, PROGRAM, Report
 from ...verification.comparison import Verification
 from ...verification.memory_checks import eager_bytes, memory_shortage
@@ -60,6 +60,7 @@ def faster_unoptimized(
     if unoptimized is None or task.symbolic is not None or session.options.limited or session.options.deterministic:
         return None
     if session.options.verify:
+        known = len(session.omitted)
         try:
             verdict = verify_program(session, task, unoptimized)
         except Halted:
@@ -67,8 +68,9 @@ def faster_unoptimized(
         if verdict is None:
             return None
         report.verification = verdict.to_json()
-        others = [o for o in session.omitted if o.work is not OmittedWork.VERIFICATION]  # that of `program` goes
-        session.omitted[:] = [*others, *filter(None, [Omission.of(verdict.omitted)])]
+        session.omitted[:known] = [  # without what was left out for `program`
+            o for o in session.omitted[:known] if o.work is not OmittedWork.VERIFICATION
+        ]
     assert unoptimized.plan is not None
     before, after = report.latency_before_us, report.latency_after_us
     report.warnings.append(

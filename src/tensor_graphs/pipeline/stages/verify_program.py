@@ -6,6 +6,7 @@ from functools import partial
 
 from ...backends.program.program import Program
 from ...extract.model.work import graph_flops
+from ...report.omissions import Omission
 from ...verification.comparison import Verification
 from ...verification.verify import verify
 from ..context.session import Session
@@ -14,7 +15,8 @@ from .prepare import Task
 
 
 def verify_program(session: Session, task: Task, program: Program) -> Verification | None:
-    """Verdict on a finished program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
+    """Verdict on a finished program for the current weights; None if it fails. What it had no time for is added to
+    `session.omitted`. Raises Halted after Ctrl-C."""
     options, poll, symbolic = session.options, session.polled(), task.symbolic
     over = lambda: session.over_in(session.expected.input_s)
     with session.stage("verify"):
@@ -24,12 +26,14 @@ def verify_program(session: Session, task: Task, program: Program) -> Verificati
             flops=graph_flops(list(task.model.work.roots)), device=program.tensors, enough=over, poll=poll,
             allowed_s=session.verifying_s,
         )  # fmt: skip
-        if not verdict.passed or (
-            symbolic
-            and symbolic.verifier.problem(
-                program, options.tolerance, options.seed, over, poll, session.verifying_s, session.omitted
-            )
+        if not verdict.passed:
+            return None
+        known = len(session.omitted)
+        session.omitted += filter(None, [Omission.of(verdict.omitted)])
+        if symbolic and symbolic.verifier.problem(
+            program, options.tolerance, options.seed, over, poll, session.verifying_s, session.omitted
         ):
+            del session.omitted[known:]
             return None
     return verdict
 
