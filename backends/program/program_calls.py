@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -120,14 +120,15 @@ class ProgramCalls(Unpicklable, ABC):
         results do not have.
         """
         found: Sequence[Any] | None = None
+        call = self._flat
         if (direct := self._direct) is None:
             warn_of_gradients((*args, *named.values()))
         elif args and not named and self._runs_itself:
             refuse_tangents(args)
-            found = self._launched(direct, args)
+            found, call = self._launched(direct, args), self._undirected
         try:
             if found is None:
-                found = self._flat(args, named)
+                found = call(args, named)
         except UsageError as error:
             if isinstance(error, ShapeError) and error.sizes and not error.hint:
                 error.hint = self._one_size_hint()
@@ -143,11 +144,8 @@ class ProgramCalls(Unpicklable, ABC):
     def _one_size_hint(self) -> str:
         """Hint for a call at other sizes: the free dimensions of the model of which the program has one size."""
         sizes = {n: s for n, s in getattr(self.report, "dims", {}).items() if n not in self.manifest.sizes}
-        return (
-            f"the program was made for {spelled_values(sizes)} only; `optimize` makes one for every size"
-            if sizes
-            else ""
-        )
+        made = f"the program was made for {spelled_values(sizes)} only; `optimize` makes one for every size"
+        return made if sizes else ""
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
@@ -155,9 +153,14 @@ class ProgramCalls(Unpicklable, ABC):
 
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         refuse_tangents(args if not named else (*args, *named.values()))
-        if not named:
-            if self._direct is not None and args and (results := self._launched(self._direct, args)) is not None:
+        if not named and args and self._direct is not None:
+            if (results := self._launched(self._direct, args)) is not None:
                 return results
+        return self._undirected(args, named)
+
+    def _undirected(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """The results of a call that no direct function makes, of arguments without tangents."""
+        if not named:
             quick, called, program, learnt = self._quick, self._called, self, self._direct_calls
             if quick is None and self.manifest.sizes and len(args) == len(self.input_names):
                 if self._new_sizes is not None and (results := self._at_new_size(args)) is not None:
@@ -199,9 +202,7 @@ class ProgramCalls(Unpicklable, ABC):
         try:
             return direct(*args)
         except (LookupError, ValueError, RuntimeError) as error:
-            if (found := self._translated(error)) is None:
-                raise
-            raise found from (error if isinstance(error, RuntimeError) else None)
+            self._raise(error)
 
     def flat_near(self, *given: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, left on the program's device. `given`: all of the
@@ -304,9 +305,13 @@ class ProgramCalls(Unpicklable, ABC):
         except (LookupError, ValueError, RuntimeError) as error:
             if type(error).__name__ == "NotStored":
                 return self._compiled_again(taken, str(error))
-            if (found := self._translated(error)) is None:
-                raise
-            raise found from (error if isinstance(error, RuntimeError) else None)
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raise the error of this package for one of a call (`_translated`), or the error itself."""
+        if (found := self._translated(error)) is None:
+            raise error
+        raise found from (error if isinstance(error, RuntimeError) else None)
 
     def _translated(self, error: Exception) -> TensorGraphsError | None:
         """The error of this package for one that the emitted code or the device raised in a call; None if there is
@@ -329,7 +334,7 @@ class ProgramCalls(Unpicklable, ABC):
     def _compiled_again(self, taken: Sequence[Any], why: str) -> Sequence[Any]:
         """Run the program with kernels compiled from source, because the saved kernels do not suffice (`why`, for the
         warning)."""
-        warnings.warn(f"{self.manifest.name}: kernels are compiled again: {why}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"{self.manifest.name}: kernels are compiled again: {why}", RuntimeWarning, stacklevel=6)
         with self._lock:
             self._binaries, self._run = None, None
         return self._called(taken)
