@@ -299,7 +299,7 @@ def masked_attention(
 
 @composite("rope", 3, "rope", fused_as="cheap", flops=3, onnx=("RotaryEmbedding",))  # fmt: skip
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x * cos + rotate_half(x) * sin, with rotate_half(x) = [-second half, first half] of the last axis."""
+    """x * cos + rotate_half(x) * sin, with rotate_half(x) = [-second half, first half] of the last axis"""
     half = x.shape[-1] // 2
     rotated = t.concat([-t.slice_axis(x, -1, half, x.shape[-1]), t.slice_axis(x, -1, 0, half)], -1)
     return x * cos + rotated * sin
