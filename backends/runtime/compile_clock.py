@@ -31,6 +31,11 @@ def compilers_within(left: Callable[[], float]) -> Iterator[None]:
         _left.reset(token)
 
 
+def is_bounded() -> bool:
+    """Whether compilers end with the call that needs them (`compilers_within`)."""
+    return _left.get() is not None
+
+
 def compiler_seconds(characters: int) -> float:
     """Seconds that a compiler may take from now on for a source of so many characters."""
     left = _left.get()
@@ -64,4 +69,4 @@ def expected_compile_seconds(idle: float) -> float:
     return idle * _slowed
 
 
-__all__ = ["CompileWatch", "compiler_seconds", "compilers_within", "expected_compile_seconds"]
+__all__ = ["CompileWatch", "compiler_seconds", "compilers_within", "expected_compile_seconds", "is_bounded"]

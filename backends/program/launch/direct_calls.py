@@ -6,8 +6,8 @@ results, writes addresses and launches: some forty Python operations, most of a 
 function that `direct_call` returns (direct_calls.c, CPython's API) does the same in C. It returns None if a condition
 does not hold; then the emitted program's own code makes the call.
 
-The C code is compiled on first use, and kept beside compiled C kernels. Without a compiler or Python's headers there is
-no such function.
+The C code is compiled on first use, and kept beside compiled C kernels; for a program that a user calls
+(`c_function_without_waiting`) in a thread of its own. Without a compiler or Python's headers there is no such function.
 
 Imports: the standard library, `backends.runtime`, `private`, `processes`.
 """
@@ -19,6 +19,7 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from shlex import split
@@ -26,24 +27,36 @@ from struct import pack
 from subprocess import SubprocessError
 from sys import implementation, modules
 from tempfile import TemporaryDirectory
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple
 from weakref import ref
 
 from ....private import code_folder, read_sealed, sealed
-from ....processes.commands import command_output
-from ...runtime.compile_clock import compiler_seconds
+from ....processes.commands import command_output, descendants
+from ....processes.ending import at_end
+from ....processes.forks import in_forked_child
+from ...runtime.compile_clock import compiler_seconds, is_bounded
 from ...runtime.cpu_tensors import tensor_guard
 from .device_programs import Direct
 
 NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "launch_mode")
 MOST_TENSORS = 2048  # inputs and results of a call: MOST in direct_calls.c
 SOURCE = Path(__file__).with_name("direct_calls.c")
+CFunction = Callable[[tuple[Any, ...]], Any]
+
+_compiling: dict[tuple[str, Path, str], Thread] = {}  # threads of `c_function_without_waiting`
 
 
-@cache
-def c_function(name: str, file: Path = SOURCE, include: str = "") -> Callable[[tuple[Any, ...]], Any] | None:
-    """Compile a C file; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
-    cannot be compiled on this machine. `include`: a further folder of headers, which is part of what is compiled."""
+class CText(NamedTuple):
+    """A C file as it is compiled: where the library is kept, the source, and the compiler's command without files."""
+
+    path: Path
+    source: str
+    command: list[str]
+
+
+def _c_text(file: Path, include: str) -> CText | None:
+    """How a C file is compiled on this machine; None if it cannot be."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
@@ -58,13 +71,49 @@ def c_function(name: str, file: Path = SOURCE, include: str = "") -> Callable[[t
     folder = code_folder("c")
     if folder is None:
         return None
-    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.so"
+    return CText(folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.so", source, command)
+
+
+@cache
+def c_function(name: str, file: Path = SOURCE, include: str = "") -> CFunction | None:
+    """Compile a C file; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
+    cannot be compiled on this machine. `include`: a further folder of headers, which is part of what is compiled."""
+    text = _c_text(file, include)
+    if text is None:
+        return None
     try:
-        library = ctypes.CDLL(str(path)) if _kept(path) else _compiled(path, source, command)
+        library = ctypes.CDLL(str(text.path)) if _kept(text.path) else _compiled(*text)
     except (OSError, SubprocessError):
         return None
     address = ctypes.cast(getattr(library, f"tensor_graphs_{name}"), ctypes.c_void_p).value or 0
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
+
+
+def c_function_without_waiting(name: str, file: Path, include: str = "") -> CFunction | None:
+    """`c_function` for the call of a program, which waits for no compiler: where one is needed and no budget bounds
+    it (`compilers_within`), it runs in a thread, and the function is None until it has ended."""
+    key, text = (name, file, include), _c_text(file, include)
+    if text is None or is_bounded() or _kept(text.path):
+        return c_function(*key)
+    thread = _compiling.get(key)
+    if thread is None:
+        thread = _compiling[key] = Thread(target=c_function, args=key, name="compiling calls", daemon=True)
+        thread.start()
+        at_end(_end_compiler, thread)
+    return None if thread.is_alive() else c_function(*key)
+
+
+def _end_compiler(thread: Thread) -> None:
+    """End the compiler that a thread of this process waits for; on Linux."""
+    with suppress(OSError):  # it has ended by itself
+        for pid in map(int, Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()):
+            for one in (*descendants(pid), pid):
+                os.kill(one, 9)
+
+
+@in_forked_child
+def _forget_threads() -> None:
+    _compiling.clear()  # the parent's
 
 
 def _kept(path: Path) -> bool:
@@ -224,4 +273,4 @@ def _launch(one: Any) -> bytes:
     return pack("=5q", ctypes.addressof(one.config), one.function.value, ctypes.addressof(one.parameters), node, how)
 
 
-__all__ = ["DirectCalls", "c_function", "direct_call", "driver_address", "final"]
+__all__ = ["DirectCalls", "c_function", "c_function_without_waiting", "direct_call", "driver_address", "final"]

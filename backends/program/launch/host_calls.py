@@ -26,15 +26,16 @@ import numpy as np
 from ....egraph.types import dtypes
 from ...runtime.cpu_tensors import LARGE, Spec, handed_out, tensor_guard, tensor_maker, tensor_of
 from .device_programs import BoundRun, Direct
-from .direct_calls import c_function
+from .direct_calls import c_function_without_waiting
 
 SOURCE = Path(__file__).with_name("host_calls.c")
 
 
 def host_call(bound: BoundRun) -> Direct | None:
-    """Make the C function for calls of a bound CPU program; None if it cannot be made here, or if an input or a result
-    has no elements. Tensors of the CPU are accepted if the program takes them as they are and Torch is imported."""
-    made = c_function("host_call", SOURCE, np.get_include())
+    """Make the C function for calls of a bound CPU program; None if it cannot be made here, or not yet, or if an input
+    or a result has no elements. Tensors of the CPU are accepted if the program takes them as they are and Torch is
+    imported."""
+    made = c_function_without_waiting("host_call", SOURCE, np.get_include())
     if made is None or any(0 in shape for _, shape, _ in (*bound.inputs, *bound.outputs)):
         return None
     torch: Any = modules.get("torch")

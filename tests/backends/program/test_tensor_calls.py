@@ -16,7 +16,7 @@ import pytest
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c.backend import generated
-from tensor_graphs.backends.program.launch import host_programs
+from tensor_graphs.backends.program.launch import direct_calls, host_calls, host_programs
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
@@ -36,6 +36,7 @@ N = 8
 def direct_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls after the first one are made by the C function of host_calls.c where it accepts the arguments."""
     monkeypatch.setattr(Program, "_tries", 1)
+    direct_calls.c_function("host_call", host_calls.SOURCE, np.get_include())  # else it is compiled beside the calls
 
 
 class Marked(torch.Tensor):  # type: ignore[misc]
@@ -232,6 +233,24 @@ def direct_of(call: Program, *given: Any) -> Callable[..., Any]:
     if call._direct is None:
         pytest.skip("Python's headers or a C compiler are missing")
     return call._direct
+
+
+def test_no_call_waits_for_the_compiler_of_its_direct_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that hung held the eighth call of a program for two minutes."""
+    released, compiled = threading.Event(), direct_calls.c_function
+    monkeypatch.setattr(direct_calls, "c_function", lambda *key: released.wait(300) and compiled(*key))
+    monkeypatch.setattr(direct_calls, "_kept", lambda path: False)
+    monkeypatch.setattr(direct_calls, "_compiling", {})
+    call, x = program("numpy"), np.ones((N, 64), np.float32)
+    for _ in range(9):
+        np.testing.assert_allclose(call(x), np.tanh(x), rtol=1e-5)
+    assert call._direct is None
+    released.set()
+    for thread in direct_calls._compiling.values():
+        thread.join()
+    for _ in range(9):
+        call(x)
+    assert (call._direct is None) == (compiled("host_call", host_calls.SOURCE, np.get_include()) is None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
