@@ -344,6 +344,9 @@ def test_indices_that_weights_give_are_checked_or_named_in_the_report() -> None:
         for i in wrong:
             with pytest.raises(IndexRangeError, match="is 99"):
                 computed_check(computed, ["t", "i"])([TABLE, np.array([i])])
+    for table in (np.arange(1 << 21) % 10, np.arange(1 << 21) % 11):  # no input decides: the weight is named
+        graph = Graph.of(t.gather(t.input("t", (10, 2)), t.param("w", table.shape, "int64")), params={"w": table})
+        assert index_limits(len, graph).unchecked == (("w",) if table.max() == 10 else ())
     made = program(lambda t, e: t[sum([e * i for i in range(99)], e)], TABLE, np.zeros((2, 3), int))
     assert any("computed from 'e' are not checked" in w for w in made.report.warnings)
 

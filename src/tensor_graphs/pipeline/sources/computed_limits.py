@@ -33,11 +33,13 @@ def computed_indices(
     targets: Sequence[IndexTarget], graph: Graph, sizes: Mapping[str, int]
 ) -> tuple[ComputedIndices, tuple[str, ...]]:
     """(The computation of those indices that are not always in range, as many as cost little together; names of the
-    inputs that other such indices are computed from). `sizes`: values of the free sizes, at which costs are counted."""
+    inputs that other such indices are computed from, and of the weights of those that no input decides). `sizes`:
+    values of the free sizes, at which costs are counted."""
     kept: list[IndexTarget] = []
     left: list[Tensor] = []
     for target in dict.fromkeys(targets):
-        if _in_range(target):  # places of the largest elements, whatever these are computed from
+        # places of the largest elements, whatever these are computed from; tables of weights
+        if _in_range(target) or _has_valid_weights(target, graph):
             continue
         index = _with_weights(target.value, graph)
         if index is None:
@@ -51,7 +53,7 @@ def computed_indices(
         else:
             left.append(target.value)
     nodes = topological([x.value for x in kept])
-    names = dict.fromkeys(str(n.attr("name")) for n in topological(left) if n.op == "input")
+    names = dict.fromkeys(name for index in left for name in _decided_by(index))
     if not any(node.op == "input" for node in nodes):
         return ComputedIndices(), tuple(names)
     place = {id(node): i for i, node in enumerate(nodes)}
@@ -61,6 +63,23 @@ def computed_indices(
 
 def _size(value: Any) -> int | str:
     return value if isinstance(value, int) else str(value)
+
+
+def _decided_by(index: Tensor) -> list[str]:
+    """Names of the inputs that an index is computed from; of the weights if there are none."""
+    leaves = [n for n in topological([index]) if n.op in ("input", "param")]
+    inputs = [n for n in leaves if n.op == "input"]
+    return [str(n.attr("name")) for n in inputs or leaves]
+
+
+def _has_valid_weights(target: IndexTarget, graph: Graph) -> bool:
+    """Whether an index is a weight of integers, however large, all of which are valid."""
+    table = selected_from(target.value)
+    data = graph.params.get(str(table.attr("name"))) if table.op == "param" else None
+    if data is None or dtypes.category(table.dtype) != "int":
+        return False
+    found = load_data(data)
+    return not found.size or bool(bounds(target.low)[1] <= found.min() and found.max() < bounds(target.high)[0])
 
 
 def _with_weights(index: Tensor, graph: Graph) -> Tensor | None:
