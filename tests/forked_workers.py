@@ -1,9 +1,9 @@
 """Worker processes of a test run as forks of a process that has imported their modules.
 
-A worker that measures for a GPU, or searches for `torch.compile`, imports PyTorch and this package: 2 s of CPU time. The
-fixture `forked_workers` of conftest.py has such workers be forks instead, as those that measure on the CPU are for users
-too (processes/forked.py). Each is a process of its own, with the environment, pipes and session that `start_worker`
-gives it; only how Python starts it and imports its modules is not tested. Tests about that
+A worker that measures for a GPU, or searches for `torch.compile`, imports PyTorch and this package: 2 s of CPU time.
+The fixture `forked_workers` of conftest.py has such workers be forks instead, as those that measure on the CPU are for
+users too (processes/forked.py). Each is a process of its own, with the environment, pipes and session that
+`start_worker` gives it; only how Python starts it and imports its modules is not tested. Tests about that
 (`tests/reliability/test_threads.py`, `tests/backends/tuning/test_measure.py`) start workers as users do.
 """
 

@@ -167,7 +167,7 @@ def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
         raise ShapeError(f"{op.name} needs floating-point operands, not {', '.join(map(str, types))}")
     try:
         found = LAWS[op.law].infer(op, tuple(types), attrs)
-        if any([isinstance(d, int) and d < 0 for d in found.shape]):
+        if any(isinstance(d, int) and d < 0 for d in found.shape):
             raise ShapeError(f"negative dimension in {found.shape}")
         return found
     except ShapeError as error:
