@@ -284,6 +284,20 @@ def same_threads() -> Iterator[None]:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def lasting_servers() -> Iterator[None]:
+    """Servers that fork measuring processes are kept for the session: for the environments of all tests, and while
+    other tests run."""
+    from tensor_graphs.processes import forked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked, "MOST", 4)
+        patch.setattr(forked, "IDLE_S", 600.0)
+        patch.setattr(forked, "LATE", [*forked.LATE, "PYTEST_"])
+        yield
+        forked.close_servers()
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Any]:
     """Starts worker processes as forks (forked_workers.py)."""

@@ -1,10 +1,10 @@
 """Worker processes of a test run as forks of a process that has imported their modules.
 
-A worker that measures on the CPU imports NumPy and this package, or PyTorch too: 0.6 to 2 s of CPU time, in each of
-some hundred calls of `optimize`. The fixture `forked_workers` of conftest.py has such workers be forks instead. Each is
-a process of its own, with the environment, pipes and session that `start_worker` gives it; only how Python starts it
-and imports its modules is not tested. Tests about that (`tests/reliability/test_threads.py`,
-`tests/backends/tuning/test_measure.py`) start workers as users do.
+A worker that measures for a GPU, or searches for `torch.compile`, imports PyTorch and this package: 2 s of CPU time.
+The fixture `forked_workers` of conftest.py has such workers be forks instead, as those that measure on the CPU are for
+users too (processes/forked.py). Each is a process of its own, with the environment, pipes and session that
+`start_worker` gives it; only how Python starts it and imports its modules is not tested. Tests about that
+(`tests/reliability/test_threads.py`, `tests/backends/tuning/test_measure.py`) start workers as users do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MESSAGE = 1 << 17  # most bytes of a request: an environment
 PACKAGE = "tensor_graphs"
 #: Worker module -> whether forks can stand for it: those that import much, and are started by many tests.
 MODULES = (
-    f"{PACKAGE}.backends.tuning.cpu_worker", f"{PACKAGE}.backends.tuning.gpu_worker", f"{PACKAGE}.torch_compile.worker",
+    f"{PACKAGE}.backends.tuning.gpu_worker", f"{PACKAGE}.torch_compile.worker",
 )  # fmt: skip
 PRELOAD = "TENSOR_GRAPHS_PRELOAD"
 #: What the names of environment variables begin with that libraries and Python read when they are loaded.

@@ -43,7 +43,8 @@ class CpuMeasurer:
         preload: str = "", grace: float = GRACE_S,
     ) -> None:  # fmt: skip
         self.sink, self.seconds = sink, seconds
-        self.worker = worker or CpuWorkerProcess(timeout=timeout, environment={PRELOAD: preload} if preload else None)
+        environment = {PRELOAD: preload} if preload else None
+        self.worker = worker or CpuWorkerProcess(timeout=timeout, environment=environment, prepare="preload")
         self.worker.grace = grace
         self.threads = settings.current().threads or cores()
 
@@ -109,7 +110,7 @@ class CpuMeasurer:
     def start(self) -> None:
         """Start the worker without waiting for it.
 
-        Importing its libraries takes as long as a measurement of many kernels.
+        Importing its libraries, for the first one of this process, takes as long as a measurement of many kernels.
         """
         self.worker.start()
 

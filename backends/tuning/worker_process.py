@@ -17,6 +17,7 @@ from typing import IO, Any
 from ... import settings
 from ...bytecode import bytecode_environment
 from ...errors import WorkerError
+from ...processes.forked import ForkedWorker, start_forked
 from ...processes.memory_limits import MEMORY_EXIT, limited_environment
 from ...processes.spawn import start_line_worker
 from ..gpu import keep_compiled
@@ -27,6 +28,9 @@ WAIT_S = 180.0  # maximum seconds a worker may wait for a lock
 SHORT = 80  # maximum length of a worker's message about waiting
 
 
+WorkerHandle = subprocess.Popen[str] | ForkedWorker
+
+
 class _Cut(Exception):
     """Raised when a reply is no longer needed."""
 
@@ -35,18 +39,21 @@ class CpuWorkerProcess:
     """A worker process that runs `module`; starts on first use and restarts after it has died.
 
     `timeout`: seconds for a job (request to the worker). `environment`: further environment variables of the process.
+    `prepare`: name of a function of the module that is called before workers are forked (processes/forked.py); "" for a
+    module whose workers are processes of their own, as are those of a module whose imports fail.
     """
 
     def __init__(
         self, module: str = "tensor_graphs.backends.tuning.cpu_worker", timeout: float = 30.0,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, prepare: str = "",
     ) -> None:  # fmt: skip
         self.module, self.timeout, self.environment = module, timeout, dict(environment or {})
+        self.prepare = prepare
         self.ended: Callable[[], bool] | None = (
             None  # polled while waiting for a reply: whether no reply is needed any more
         )
         self.grace = math.inf  # seconds that a running job gets once `ended`, at most GRACE_S
-        self._process: subprocess.Popen[str] | None = None
+        self._process: WorkerHandle | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._count = 0
 
@@ -72,6 +79,10 @@ class CpuWorkerProcess:
         except BaseException:
             self.close()
             raise
+        if line is None and isinstance(process, ForkedWorker) and not process.begun:
+            self.close()  # its imports have failed, or no process more is allowed: the next attempt tells which
+            self.prepare = ""
+            return self.ask(job, timeout)
         return self._parsed(line, process)
 
     def begin(self, job: dict[str, Any]) -> None:
@@ -81,7 +92,7 @@ class CpuWorkerProcess:
             with contextlib.suppress(OSError):  # it has died; the next job starts another
                 self._send(self._process, job)
 
-    def _send(self, process: subprocess.Popen[str], job: dict[str, Any]) -> None:
+    def _send(self, process: WorkerHandle, job: dict[str, Any]) -> None:
         self._count += 1
         assert process.stdin is not None
         process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
@@ -112,7 +123,7 @@ class CpuWorkerProcess:
                 return line
             until = time.monotonic() + (WAIT_S if waits else timeout)
 
-    def _parsed(self, line: str | None, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def _parsed(self, line: str | None, process: WorkerHandle) -> dict[str, Any]:
         try:
             reply = json.loads(line or "")
             if reply["id"] == self._count:
@@ -127,10 +138,10 @@ class CpuWorkerProcess:
             return {"ok": False, "status": "memory", "message": "the measuring process exceeded its memory limit"}
         return {"ok": False, "status": "crash", "message": f"the measuring process ended with code {code}"}
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _started(self) -> WorkerHandle:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        self._process = started(self.module, self.environment)
+        self._process = self._forked() or started(self.module, self.environment)
         self._replies = queue.Queue()
         assert self._process.stdout is not None
         try:
@@ -139,6 +150,15 @@ class CpuWorkerProcess:
             self.close()
             raise
         return self._process
+
+    def _forked(self) -> ForkedWorker | None:
+        if not self.prepare:
+            return None
+        keep_compiled()
+        common = {**bytecode_environment(), **_thread_environment(), **self.environment}
+        with contextlib.suppress(OSError):  # a process of its own may start, or names the error
+            return start_forked(self.module, self.prepare, common, limited_environment())
+        return None
 
     @property
     def alive(self) -> bool:
@@ -154,7 +174,7 @@ class CpuWorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
+        if isinstance(process, subprocess.Popen) and process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()

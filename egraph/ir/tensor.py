@@ -194,12 +194,12 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data:
 
 def _pool_key(op: str, args: Sequence[Tensor], attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     """Key of a node in the pool; its operands must be alive."""
-    return (op, tuple(id(a) for a in args), attrs_key(attrs))
+    return (op, *map(id, args), *attrs_key(attrs)) if attrs else (op, *map(id, args))
 
 
 def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     """Hashable key of attributes; 1, 1.0 and True have different keys, and so have 0.0 and -0.0."""
-    kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
+    kinds = tuple([(float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs])
     return (attrs, kinds)
 
 

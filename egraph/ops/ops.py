@@ -289,9 +289,9 @@ def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
 
     Raises ShapeError for unknown or missing ones, UsageError for values of another kind.
     """
-    unknown = set(attrs) - set(op.attrs)
-    if unknown:
-        raise ShapeError(f"{op.name} has no attribute {sorted(unknown)}", hint=f"it has {list(op.attrs)}")
+    if not attrs.keys() <= op.attrs.keys():
+        unknown = sorted(attrs.keys() - op.attrs.keys())
+        raise ShapeError(f"{op.name} has no attribute {unknown}", hint=f"it has {list(op.attrs)}")
     found = []
     for name, kind in op.attrs.items():
         if name in attrs:
@@ -308,6 +308,8 @@ def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
 
 
 def _canonical_dim(value: Any) -> Dim:
+    if type(value) is int:  # nearly always
+        return value
     from ..types.dims import DimExpr
 
     if isinstance(value, DimExpr):
@@ -322,7 +324,7 @@ def dims_of(values: Any) -> tuple[Dim, ...]:
     """Sizes or axes as ints and dimension expressions. Raises ShapeError for anything else."""
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise ShapeError(f"{values!r} is no shape", hint="give a tuple of sizes")
-    return tuple([_canonical_dim(d) for d in values])
+    return tuple([d if type(d) is int else _canonical_dim(d) for d in values])
 
 
 def _canonical_number(value: Any) -> Any:

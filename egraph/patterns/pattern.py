@@ -61,8 +61,11 @@ def shared(term: Term) -> Iterator[Term]:
             yield found
         elif id(found) not in seen:
             seen.add(id(found))
-            stack.append((found, True))
-            stack += [(a, False) for a in reversed(found.args)] if isinstance(found, PatternCall) else []
+            if isinstance(found, PatternCall):
+                stack.append((found, True))
+                stack += [(a, False) for a in found.args[::-1]]
+            else:
+                yield found
 
 
 def variables(term: Term) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensor_graphs.egraph.builders.leaf_builders import param
 from tensor_graphs.egraph.ops.law_text import GATES
 from tensor_graphs.egraph.ops.laws_contraction import conv_size
 from tensor_graphs.egraph.ops.ops import OPS, Type
@@ -567,9 +568,7 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
     env = {**s.attrs, **{n: Fact(k, n in template.prep) for n, k in s.types.items()}}
     if not holds(template.guards, env):
         return None
-    from tensor_graphs.egraph.builders import builders as api
-
-    leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
+    leaves = {n: param(n, k.shape, k.dtype) for n, k in s.types.items()}
     out, *others = (pattern.build(t, leaves, s.attrs).type for t in template.terms)
     more = tuple(Operand(kind, contiguous(_ints(kind))) for kind in others)
     operands = {n: Operand(s.types[n], _layout(s, template, n, s.types[n])) for n in template.operands}

@@ -10,17 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 _ThreadLock: Any = type(threading.RLock())
-P = TypeVar("P", bound="subprocess.Popen[Any]")
+
+
+class Process(Protocol):
+    """What a forked child changes of a subprocess of its parent, to see it as ended."""
+
+    returncode: int | None
+
+    @property
+    def stdin(self) -> IO[Any] | None:
+        """Pipe to it."""
+
+    @property
+    def stdout(self) -> IO[Any] | None:
+        """Pipe from it."""
+
+
+P = TypeVar("P", bound=Process)
 F = TypeVar("F", bound=Callable[[], None])
 
-_processes: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_processes: weakref.WeakSet[Process] = weakref.WeakSet()
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 _renewals: list[Callable[[], None]] = []
 ENDED = -9  # exit code of the parent's child processes, as seen by a forked child

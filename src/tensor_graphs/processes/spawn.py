@@ -79,9 +79,13 @@ def _in_lasting_thread(start: Callable[[], P]) -> P:
 in_forked_child(_starter.clear)  # a forked child has no threads
 
 
+def import_path() -> str:
+    """Value of PYTHONPATH with which a worker imports from this process's `sys.path`."""
+    return os.pathsep.join(p for p in sys.path if p)
+
+
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, "PYTHONPATH": path, **(more or {})}
+    return {**os.environ, "PYTHONPATH": import_path(), **(more or {})}
 
 
-__all__ = ["interpreter", "start_line_worker", "start_worker"]
+__all__ = ["import_path", "interpreter", "start_line_worker", "start_worker"]
