@@ -60,6 +60,10 @@ def test_links_lead_somewhere() -> None:
 def test_every_backend_is_documented() -> None:
     (row,) = re.findall(r"^\| `--backend (\S+)` \|", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(row.split("\\|")) == {*CHOICES, *BUILT_IN} - HIDDEN
+    table = (ROOT / "docs/backends.md").read_text(encoding="utf-8").partition("## Adding")[0]
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))) == {*BUILT_IN} - {
+        "null"
+    }
 
 
 def test_source_files_named_in_documents_exist() -> None:
