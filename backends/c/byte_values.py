@@ -182,7 +182,7 @@ def _worth(call: Call) -> bool:
 
 _LOW, _HIGH = "minimum(min(x, axes=k), 0.0)", "maximum(max(x, axes=k), 0.0)"
 _STEP = f"div(sub({_HIGH}, {_LOW}), 255.0)"
-#: Scale of bytes without sign for a value's range (ONNX's DynamicQuantizeLinear), and its zero point.
+#: Scale of unsigned bytes for a value's range (ONNX's DynamicQuantizeLinear), and its zero point.
 SCALE = f"where(eq({_STEP}, 0.0), {1.0 / 255.0!r}, {_STEP})"
 ZERO = f"cast(minimum(maximum(round(div(neg({_LOW}), {SCALE})), 0.0), 255.0), dtype='uint8')"
 _NORM = "layer_norm({}, g, h, eps=eps)"

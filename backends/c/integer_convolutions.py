@@ -91,7 +91,7 @@ def bytes_at_cache_line(*parts: Any) -> Any:
 def integer_packed(w: Any, groups: int) -> Any:
     """Bytes of weights [K, C, height, width] or [K, C, width]: the sum of each channel's (int32), then [group][panel of
     16 output channels][row of the window][quad of its columns and channels][16][4], with zeros behind the last channel
-    of a group and behind the last number of a row. Bytes without sign are stored minus 128."""
+    of a group and behind the last number of a row. Unsigned bytes are stored minus 128."""
     k, c, *window = w.shape
     rows, columns = (1, *window)[-2:]
     numbers = np.asarray(w).reshape(k, c, rows, columns).transpose(0, 2, 3, 1).astype(np.int16)
@@ -104,7 +104,7 @@ def integer_packed(w: Any, groups: int) -> Any:
 
 def integer_depthwise_packed(w: Any) -> Any:
     """Bytes of weights [C, 1, height, width] or [C, 1, width]: the sum of each channel's (int32), then [chunk of 16
-    channels][four rows of the window][column][16][4], with zeros behind the last channel and row. Bytes without sign
+    channels][four rows of the window][column][16][4], with zeros behind the last channel and row. Unsigned bytes
     are stored minus 128."""
     c, _, *window = w.shape
     rows, columns = (1, *window)[-2:]

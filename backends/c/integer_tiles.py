@@ -1,9 +1,9 @@
 """Writes the C text of convolutions of bytes: integer dot products in register tiles, with requantization.
 
 Sums are exact int32. Weights are packed as [group][panel of 16 output channels][tap][quad of input channels][16][4]:
-one instruction (VNNI) multiplies four channels of a pixel with those of 16 output channels. A byte with sign is its
-value plus 128 without (zero points are shifted, too). Zero points need no arithmetic in the loop: padding reads the
-zero point of x, and its product with the weights' sums is subtracted where sums begin.
+one instruction (VNNI) multiplies four channels of a pixel with those of 16 output channels. Signed
+bytes are stored as unsigned ones, plus 128 (zero points are shifted, too). Zero points need no arithmetic in the loop:
+padding reads the zero point of x, and its product with the weights' sums is subtracted where sums begin.
 """
 
 from __future__ import annotations

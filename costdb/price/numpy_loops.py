@@ -15,10 +15,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-SPREAD = 2.0
-"""Most that an estimate is too high by, as a ratio, of nine in ten reductions on the cores that were measured."""
-CALL_US = 1.3
-"""µs of a call beyond that of an elementwise function: a reduction prepares an iterator over both operands."""
+SPREAD = 2.0  # estimate over measured time is at most this in nine of ten reductions on the cores that were measured
+CALL_US = 1.3  # µs of a call beyond that of an elementwise function: reductions prepare an iterator over both operands
 KEPT_US = 1.0e-4  # µs an element where the innermost axis is kept: rows are added to rows, vectorized
 LEAST_LOOP_US = 0.005  # µs of an inner loop over kept elements
 

@@ -2,5 +2,6 @@
 
 In: rows.
 Out: measurements by digest.
-Imports: cache_folder, costdb.keys, costdb.price, costdb.reports, errors, plain, private, processes, settings, writing.
+Imports: cache_folder, costdb.keys, costdb.price, costdb.reports, errors, lru_map, plain, private, processes,
+settings, writing.
 """

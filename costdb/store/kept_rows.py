@@ -8,11 +8,11 @@ add and remove shards, whose names are the SHA-256 of their content, so their ch
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ...lru_map import LruMap
 from ...plain import file_identity
 from ...processes.forks import Lock
 from . import cache, shards
@@ -32,7 +32,7 @@ class _Kept(NamedTuple):
     loaded: cache.LoadedCache
 
 
-_kept: OrderedDict[str, _Kept] = OrderedDict()  # by path of the cache file, the least recently used first
+_kept: LruMap[str, _Kept] = LruMap(MOST_STORES)  # by path of the cache file
 _lock = Lock()
 
 
@@ -41,10 +41,10 @@ def load(root: Path, file: Path, wait_s: float) -> cache.LoadedCache:
     this process has read it. Raises as `cache.load_file` does."""
     before, place = _stamp(root, file), os.path.abspath(file)
     with _lock:
-        known = _kept.pop(place, None)
+        known = _kept.get(place)
         if known is not None and known.stamp == before:
-            _kept[place] = known
             return _copy(known.loaded)
+        _kept.pop(place, None)
     loaded = cache.load_file(root, file, wait_s)
     after = _stamp(root, file)
     # a shard that could not be read for now is neither good nor bad, and tried again
@@ -52,8 +52,6 @@ def load(root: Path, file: Path, wait_s: float) -> cache.LoadedCache:
     if after.cache and complete and loaded.set_aside is None and len(loaded.snapshot) <= MOST_ROWS:
         with _lock:
             _kept[place] = _Kept(after, _copy(loaded))
-            while len(_kept) > MOST_STORES:
-                _kept.popitem(last=False)
     return loaded
 
 

@@ -215,7 +215,7 @@ def _is_part(name: str) -> bool:
 def clean(root: Path) -> int:
     """Remove temporary files of killed writers; returns the number of files.
 
-    (Those of earlier versions have no locks: removed after an hour.)
+    Files of earlier versions have no locks and are removed after an hour.
     """
     removed = 0
     for path in temporaries(root):

@@ -7,11 +7,11 @@ and predictors of its own, and takes from here what its own rows do not affect (
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ...lru_map import LruMap
 from ...plain import file_identity
 from ...processes.forks import Lock
 from . import shards, starter
@@ -56,7 +56,7 @@ class ShippedRows:
             return self._predictors[regime]
 
 
-_kept: OrderedDict[tuple[Stamp, ...], ShippedRows] = OrderedDict()  # the least recently used first
+_kept: LruMap[tuple[Stamp, ...], ShippedRows] = LruMap(MOST_KEPT)
 _lock = Lock()
 
 
@@ -64,11 +64,9 @@ def shipped_rows(files: Sequence[Path]) -> ShippedRows:
     """The rows of starter files, read again only if a file has changed or could not be used before."""
     with _lock:
         found = tuple(_stamp(path) for file in files for path in (file, file.with_suffix(starter.MODEL)))
-        rows = _kept.pop(found, None) or ShippedRows(files)
+        rows = _kept.get(found) or ShippedRows(files)
         if not rows.warnings:
             _kept[found] = rows
-        while len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
         return rows
 
 

@@ -23,7 +23,7 @@ from ..ops import op_flops
 from ..types.dims import Dim, Shape
 from .composite import composite
 
-#: Forms of packed numbers: whole numbers without and with sign (two's complement), and the 4-bit float e2m1.
+#: Forms of packed numbers: unsigned and signed integers (two's complement), and the 4-bit float e2m1.
 FORMS = ("unsigned", "signed", "e2m1")
 
 

@@ -71,7 +71,8 @@ class StripAxes:
 
 
 def axes_of(root: Tensor) -> StripAxes | None:
-    """How to compute a root in slices along its longest axis that allows it; None if no axis does.
+    """The axis along which a root can be computed in slices, the longest such axis, with the axes along which its
+    operands are sliced; None if there is none.
 
     Composite ops are expanded with means in float32, as in a reference of the whole output.
     """

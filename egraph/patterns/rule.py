@@ -16,6 +16,7 @@ from .pattern_attrs import Attr, Name, attr_names
 from .pattern_parser import parse_guard, parse_term
 
 Growth = OneOf["collects", "rearranges", "expands"]
+REVERSED = "-reversed"  # end of the name of the right-to-left direction of a rule with `both`
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Rule:
     def _split(self) -> tuple[Rule, Rule]:
         """Both directions of a rule with `both`."""
         forward = replace(self, both=False)
-        backward = replace(forward, name=f"{self.name}-reversed", left=self.right, right=self.left, keep=False)
+        backward = replace(forward, name=self.name + REVERSED, left=self.right, right=self.left, keep=False)
         return forward, backward
 
     def __str__(self) -> str:

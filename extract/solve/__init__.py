@@ -3,5 +3,5 @@ presolve, lower bounds.
 
 In: a problem in arrays.
 Out: a choice with a proven lower bound.
-Imports: errors, extract.model, plain, settings, wording, writing.
+Imports: errors, extract.model, lru_map, plain, settings, wording, writing.
 """

@@ -8,10 +8,10 @@ problem get equal orders.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+from ...lru_map import LruMap
 from .presolve import detach
 from .presolver import PresolvedRows
 from .problem import Problem, ProblemRows
@@ -27,9 +27,9 @@ class Structures:
     thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, tuple[ProblemRows, PresolvedRows | None]] = OrderedDict()
+        self._kept: LruMap[bytes, tuple[ProblemRows, PresolvedRows | None]] = LruMap(KEPT_STRUCTURES)
         self._key = b""
-        self._orders: OrderedDict[object, ResolutionOrder | None] = OrderedDict()
+        self._orders: LruMap[object, ResolutionOrder | None] = LruMap(KEPT_ORDERS)
 
     def rows(self, problem: Problem) -> ProblemRows:
         """The rows (ways to compute a class) of a problem (`Problem.rows`), which share the lists of an earlier problem
@@ -38,10 +38,7 @@ class Structures:
         known = self._kept.get(self._key)
         if known is None:
             self._kept[self._key] = problem.rows, None
-            if len(self._kept) > KEPT_STRUCTURES:
-                self._kept.popitem(last=False)
             return problem.rows
-        self._kept.move_to_end(self._key)
         cost = problem.cost.tolist()
         return known[0].at([cost[i] for i in problem.live])
 
@@ -67,9 +64,6 @@ class Structures:
         key = rows.n_classes, rows.roots, tuple(rows.cls), tuple(rows.children)
         if key not in self._orders:
             self._orders[key] = narrow_order(rows, kind())
-            if len(self._orders) > KEPT_ORDERS:
-                self._orders.popitem(last=False)
-        self._orders.move_to_end(key)
         return self._orders[key]
 
 

@@ -1,6 +1,9 @@
-"""Lowers symbolic dimensions to tensor values, for programs that compute with a free size."""
+"""Lowers symbolic dimensions to tensor values, for programs that compute with a free size; scales sizes."""
 
 from __future__ import annotations
+
+from fractions import Fraction
+from math import floor
 
 from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
@@ -28,6 +31,18 @@ def size_vector(size: Dim, dtype: str) -> Tensor:
     return t.reshape(t.cast(size_tensor(size), dtype), (1,))
 
 
+def scaled_size(size: Dim, factor: float) -> Dim | None:
+    """Return `size` times `factor`, rounded down.
+
+    A factor is a multiple of a power of two, so that the product with a free size is an expression of integers. None if
+    that power is less than 2^-30, since products with the numerator might exceed int64.
+    """
+    if not isinstance(size, DimExpr):
+        return floor(size * factor)
+    part = Fraction(factor)
+    return size * part.numerator // part.denominator if part.denominator <= 1 << 30 else None
+
+
 def _atom_tensor(atom: Atom) -> Tensor:
     if atom.op == "size":
         return t.sum(t.ones((DimExpr((((atom,), 1),)),), "int64"))
@@ -35,4 +50,4 @@ def _atom_tensor(atom: Atom) -> Tensor:
     return t.floordiv(left, right) if atom.op == "//" else t.mod(left, right)
 
 
-__all__ = ["size_tensor", "size_vector"]
+__all__ = ["scaled_size", "size_tensor", "size_vector"]

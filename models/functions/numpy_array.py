@@ -63,12 +63,12 @@ class TracedArray(ArrayAttributes):
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise TraceError("len() of a 0-d array")
+            raise TraceError("a 0-d array has no len()")
         return static(self._node.shape[:1], "len()")[0]
 
     def __iter__(self) -> Iterator[TracedArray]:
         if not self.ndim:
-            raise TraceError("iteration over a 0-d array")
+            raise TraceError("a 0-d array cannot be iterated over")
         return (self[i] for i in range(len(self)))
 
     def __reversed__(self) -> Iterator[TracedArray]:

@@ -25,7 +25,10 @@ from ..torch_export import aten_index
 def static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
     """Return a shape as ints. Raises TraceError, which names `what`, if a dimension is free (has no known size)."""
     if not all(isinstance(d, int) for d in shape):
-        raise TraceError(f"{what} of an array with free sizes {tuple(shape)}", hint="give an example with known sizes")
+        raise TraceError(
+            f"{what} of an array with free sizes {tuple(shape)} cannot be traced",
+            hint="give an example with known sizes",
+        )
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
 
 

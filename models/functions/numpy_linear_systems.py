@@ -33,7 +33,7 @@ def _matrix(name: str, a: Any) -> Any:
     if kind not in (np.float32, np.float64):
         raise TraceError(f"np.linalg.{name} of {kind} cannot be traced")
     if len(shape) < 2 or shape[-1] != shape[-2] or not isinstance(shape[-1], int):
-        raise TraceError(f"np.linalg.{name} of an array of the shape {shape}: its matrices have to be square")
+        raise TraceError(f"np.linalg.{name} takes square matrices, not an array of the shape {shape}")
     if not 0 < shape[-1] <= MOST_ROWS:
         raise TraceError(
             f"np.linalg.{name} of matrices of {shape[-1]} rows cannot be traced", hint=f"1 to {MOST_ROWS} rows"
@@ -85,7 +85,7 @@ def _solve(a: Any, b: Any) -> Any:
     size, vector = a.shape[-1], b.ndim == 1
     b = b[:, None] if vector else b
     if b.ndim < 2 or b.shape[-2] != size:
-        raise TraceError(f"np.linalg.solve of matrices of {size} rows with right sides of the shape {b.shape}")
+        raise TraceError(f"right sides of the shape {b.shape} do not fit np.linalg.solve of matrices of {size} rows")
     stacks = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = np.broadcast_to(a, (*stacks, size, size)), np.broadcast_to(b, (*stacks, size, b.shape[-1]))
     rows, right, _ = _eliminated(

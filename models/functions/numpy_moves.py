@@ -92,7 +92,7 @@ def _into(array: Any, name: str) -> TracedArray:
     """The array that the function np.`name` writes into. Raises TraceError if it is not a traced one."""
     if not is_traced(array):
         raise TraceError(
-            f"np.{name} into an array that is not traced, which a program cannot do",
+            f"np.{name} changes an array that is not traced, which a program cannot do",
             hint="make it a traced one: np.array(table, like=x)",
         )
     return array  # type: ignore[no-any-return]

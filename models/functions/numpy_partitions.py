@@ -28,7 +28,7 @@ def _partitioned(order: Callable[..., Any]) -> Build:
         a, axis = (np.ravel(a), 0) if axis is None else (a, axis_of(axis, a.ndim))
         size = a.shape[axis]
         if isinstance(size, int) and any(not -size <= k < size for k in ints(kth)):
-            raise TraceError(f"a partition at {kth} of an axis of {size} elements")
+            raise TraceError(f"the place {kth} of a partition is outside of an axis of {size} elements")
         return order(a, axis, kind="stable")
 
     return build
@@ -52,12 +52,16 @@ def _place_beside_nan(place: Callable[..., Any], worst: float) -> Build:
 
 def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **named: Any) -> Any:
     if not is_traced(x):
-        raise TraceError("np.piecewise of an array that is not traced, by traced conditions", hint="np.where")
+        raise TraceError(
+            "np.piecewise of an array that is not traced cannot be traced by traced conditions", hint="np.where"
+        )
     alone = isinstance(condlist, bool | np.bool_) or (not isinstance(condlist[0], list | np.ndarray) and x.ndim > 0)
     given = [condlist] if alone else list(condlist)
     conditions = [as_dtype(c, np.bool_) for c in given]
     if any(np.shape(c) != x.shape for c in conditions):
-        raise TraceError(f"np.piecewise of {x.shape} with conditions of {[np.shape(c) for c in conditions]}")
+        raise TraceError(
+            f"np.piecewise takes conditions of the shape {x.shape} of its array, not {[np.shape(c) for c in conditions]}"
+        )
     if len(conditions) == len(funclist) - 1:
         other: Any = traced(t.full((), False, "bool"))
         for condition in conditions:
@@ -67,7 +71,9 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **named: Any) -
     for condition, function in zip(conditions, funclist, strict=True):
         value = _elementwise(function, x, args, named) if callable(function) else function
         if np.ndim(value) and np.shape(value) != x.shape:
-            raise TraceError(f"np.piecewise with a piece of the shape {np.shape(value)}", hint="np.where")
+            raise TraceError(
+                f"np.piecewise with a piece of the shape {np.shape(value)} cannot be traced", hint="np.where"
+            )
         found = np.where(condition, traced(coerced(value, x.dtype.name)), found)
     return found
 
@@ -88,7 +94,10 @@ def _elementwise(function: Callable[..., Any], x: Any, args: Sequence[Any], name
         if node is not leaf and not depend.isdisjoint(node.args):
             depend.add(node)
             if node.entry.kind != "pointwise" and node.op not in _IN_ORDER:
-                raise TraceError(f"np.piecewise with a function that is not elementwise ({node.op})", hint="np.where")
+                raise TraceError(
+                    f"np.piecewise with {node.op} in a piece, which is not elementwise, cannot be traced",
+                    hint="np.where",
+                )
     (node,) = rebuild([found._node], lambda node, _: given._node if node is leaf else None)
     return np.reshape(traced(node), x.shape) if found.ndim and found.shape == given.shape else traced(node)
 

@@ -200,7 +200,7 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
         return _searchsorted_in(a, v, side)
     if np.ndim(a) != 1 or is_traced(a) or not _is_sorted(np.asarray(a)):
         raise TraceError(
-            "np.searchsorted in an array that is not known to be sorted",
+            "np.searchsorted in an array that is not known to be sorted cannot be traced",
             hint="np.sort(a); arguments have to be sorted inside of the function, since their values are not known yet",
         )
     if side == "left":  # NaN borders are the last ones, and below nothing
@@ -244,7 +244,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
         raise TraceError(f"{name} cannot be cast to {dst.dtype} by the rule {casting!r}")
     if not is_traced(dst):
         raise TraceError(
-            "np.copyto into an array that is not traced, which a program cannot do", hint="np.empty_like(x)"
+            "np.copyto changes an array that is not traced, which a program cannot do", hint="np.empty_like(x)"
         )
     written(operand(src, dst.dtype.name), dst, where)
 

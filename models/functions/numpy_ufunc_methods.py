@@ -171,7 +171,7 @@ def at(ufunc: np.ufunc, array: Any, indices: Any, *values: Any) -> None:
     ufuncs than `_AT` has, masks, bools and arrays that are not traced."""
     if not is_traced(array):
         raise TraceError(
-            f"np.{ufunc.__name__}.at into an array that is not traced, which a program cannot do",
+            f"np.{ufunc.__name__}.at changes an array that is not traced, which a program cannot do",
             hint="make it a traced one: np.zeros(n, like=x)",
         )
     if ufunc not in _AT or len(values) != 1 or array.dtype == np.bool_:

@@ -43,7 +43,7 @@ def _no_meaning(name: str) -> Callable[..., NoReturn]:
 
 def _torch(cls: Any, function: Any, types: Any, args: Any = (), named: Any = None) -> NoReturn:
     raise TraceError(
-        f"torch's {getattr(function, '__name__', function)} of a traced array of NumPy",
+        f"torch's {getattr(function, '__name__', function)} cannot take a traced array of NumPy",
         hint="give Torch tensors as examples, or put Torch code into an nn.Module",
     )
 

@@ -239,7 +239,7 @@ def _compressed(options: Config) -> tuple[str, Replace]:
 
 
 def _zero_points(t: WeightTensors, bits: int, outputs: int, groups: int) -> Data:
-    """The zero points [outputs, groups] of a compressed-tensors weight: int8, or for codes of `bits` bits without sign
+    """The zero points [outputs, groups] of a compressed-tensors weight: int8, or for unsigned codes of `bits` bits
     (0: int8 codes) int32 words [outputs / n, groups] with n numbers a word along the outputs, or int8, which lack half
     of the range."""
     name, half = "weight_zero_point", 1 << bits >> 1

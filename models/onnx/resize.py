@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import reduce
 from math import floor
 from typing import Any
@@ -23,7 +22,7 @@ from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import positions
 from ..common.sampling import weighted
-from ..common.sizes import size_vector
+from ..common.sizes import scaled_size, size_vector
 from .node import Node, Result, operator
 from .values import Array
 
@@ -197,13 +196,12 @@ def _resize_free(n: Node, x: Tensor, axis: int, want: Dim, scale: float | None) 
     return reduce(t.add, parts)
 
 
-def _scaled(size: Dim, scale: float) -> Dim:
-    """Return the product of a size and a scale, rounded down. A scale is a float32, thus a whole number of halves,
-    quarters, ...: of a free size, the product is computed in whole numbers."""
-    if not isinstance(size, DimExpr):
-        return floor(concrete((size,))[0] * scale)
-    part = Fraction(scale)
-    return size * part.numerator // part.denominator
+def _scaled(n: Node, size: Dim, scale: float) -> Dim:
+    """Return the product of a size and a scale, rounded down (`scaled_size`)."""
+    found = scaled_size(size, scale)
+    if found is None:
+        raise n.unsupported(f"the scale {scale} of a free dimension")
+    return found
 
 
 def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float | None], list[Dim]]:
@@ -214,7 +212,7 @@ def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float | None], 
     if len(scales):
         if len(scales) != len(axes) or not (scales > 0).all() or not np.isfinite(scales).all():
             raise ShapeError(f"scales {scales.tolist()} for {len(axes)} axes")
-        return [*map(float, scales)], [_scaled(d, float(s)) for d, s in zip(have, scales)]
+        return [*map(float, scales)], [_scaled(n, d, float(s)) for d, s in zip(have, scales)]
     sizes = n.dims(3)
     if len(sizes) != len(axes):
         raise ShapeError(f"sizes {sizes} for {len(axes)} axes")

@@ -4,8 +4,6 @@ at a grid."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from math import floor
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, DimExpr
 from ..common.sampling import grid_sample, tapped, weighted
-from ..common.sizes import size_vector
+from ..common.sizes import scaled_size, size_vector
 from .aten_layout import upsample
 from .aten_reduce import refuse_free
 
@@ -29,17 +27,15 @@ def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
 
 def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> list[Dim]:
     """Sizes to resample the spatial axes to. Raises UnsupportedError for a free size times a factor that is no multiple
-    of 2^-20."""
+    of 2^-30."""
     if output_size is not None:
         return [v if isinstance(v, DimExpr) else int(v) for v in output_size]
     return [_scaled(size, float(s or 1)) for size, s in zip(x.shape[2:], scales)]
 
 
 def _scaled(size: Dim, factor: float) -> Dim:
-    part = Fraction(factor)
-    if isinstance(size, DimExpr) and part.denominator <= 1 << 20:
-        return size * part.numerator // part.denominator
-    return floor(refuse_free(size, "resampling by a factor") * factor)
+    found = scaled_size(size, factor)
+    return refuse_free(size, "resampling by a factor") if found is None else found
 
 
 def _fixed_targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> tuple[list[int], list[int]]:

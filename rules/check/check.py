@@ -248,7 +248,8 @@ def mutate_guards(rule: Rule, *, seed: int = 0, samples: int = 60) -> list[tuple
     """Verdicts on a rule without each of its guards on shapes or dtypes, as (guard text, verdict).
 
     Each verdict is from instances that violate this guard alone: "refuted" means that the guard is needed, "tested"
-    that the rule holds without it, and "unknown" that no instance violates it alone (the other guards imply it).
+    that the rule holds without it, and "unknown" that no instance violates it alone (types
+    or other guards imply it, or such instances are rare).
     `samples`: instances per guard.
     """
     rule.check()
@@ -271,5 +272,8 @@ def _without(rule: Rule, guard: Attr, rest: Sequence[Attr], seed: int, samples: 
             return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
         tried += counts["instances"]
     if not tried:
-        return Verdict("unknown", "no instance violates it alone")
+        return Verdict(
+            "unknown",
+            "no instance violates it alone: the op's types or other guards imply it, or such instances are rare",
+        )
     return Verdict("tested", f"holds on {tried} instances that violate it")

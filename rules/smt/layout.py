@@ -144,8 +144,8 @@ class LayoutSemantics(Elements):
     def strided(self, name: str, value: Any, stride: Any) -> Any:
         """z3 term of `value` divided by a stride, rounded down (`name` "positions"), or multiplied by it ("step").
 
-        An uninterpreted function of both: arithmetic axioms are needed only where a slice has such a step. For stride 1
-        the value itself.
+        The term is an uninterpreted z3 function of both, whose arithmetic axioms are added only where a slice has such
+        a step. For stride 1 it is `value` itself.
         """
         if not self.z.is_expr(stride) and stride == 1:
             return value

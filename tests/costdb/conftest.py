@@ -51,4 +51,4 @@ def strict_warnings() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def none_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each store object reads the files, as one in another process does."""
-    monkeypatch.setattr("tensor_graphs.costdb.store.kept_rows.MOST_STORES", 0)
+    monkeypatch.setattr("tensor_graphs.costdb.store.kept_rows._kept.most", 0)

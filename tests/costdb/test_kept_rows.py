@@ -22,7 +22,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     plain = cache.load_file
     monkeypatch.setattr(cache, "load_file", lambda root, *rest: found.append(root) or plain(root, *rest))
-    monkeypatch.setattr(kept_rows, "MOST_STORES", 2)
+    monkeypatch.setattr(kept_rows._kept, "most", 2)
     kept_rows.forget()
     return found
 

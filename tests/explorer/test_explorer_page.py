@@ -22,6 +22,7 @@ import tensor_graphs as tg
 from tensor_graphs.cli.app import run
 from tensor_graphs.cli.view import page_of
 from tensor_graphs.egraph.explain.explain import DEFINITION
+from tensor_graphs.egraph.patterns.rule import REVERSED
 from tensor_graphs.errors import BadModelError, ExtractionError, NoPlanError, UsageError
 from tensor_graphs.explorer.chosen_terms import chosen_terms
 from tensor_graphs.explorer.columns import decode, encode
@@ -232,6 +233,8 @@ def test_forbidden_rules_take_their_forms_away(explorer: Explorer) -> None:
     dead = without_rules(explorer.view, explorer.derivations, frozenset(rules))
     assert dead and all(explorer.covered[i].isdisjoint(dead) for i in without.choice.chosen)
     assert without.after_us >= explorer.choice.cost - 1e-9
+    backward = next(r for r in rules if r.endswith(REVERSED))
+    assert backward in explorer._question._rules([f"rule:{backward.removesuffix(REVERSED)}"]), "both directions"
     assert "rule:*" in str(without) and "<script" not in without._repr_html_() and without.to_json()["optimal"]
 
 

@@ -19,6 +19,7 @@ from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.egraph.ir.graph import Graph  # noqa: E402
 from tensor_graphs.egraph.types.dims import bind, dim  # noqa: E402
 from tensor_graphs.errors import BadModelError, ShapeError, UnsupportedError, UsageError  # noqa: E402
+from tensor_graphs.models.common.sizes import scaled_size  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 from tensor_graphs.models.onnx.shapes import bounds  # noqa: E402
 from tensor_graphs.pipeline.sources.source import bound  # noqa: E402
@@ -257,3 +258,9 @@ def test_free_axes_are_resized_as_fixed_ones(
         (found,) = evaluate(free.bind({"n": n, "m": m}), {"x": x})
         (wanted,) = evaluate(load_onnx(file, dims={"n": n, "m": m}), {"x": x})
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_free_size_times_a_factor_is_computed_in_integers() -> None:
+    n = dim("n")
+    assert scaled_size(7, 1.3) == 9 and scaled_size(n, 1.5) == n * 3 // 2
+    assert scaled_size(n, float(np.float32(0.1))) is not None and scaled_size(n, 1.1) is None, "parts below 2^-30"

@@ -45,6 +45,7 @@ BASE = {
     "progress",
     "processes",
     "plain",
+    "lru_map",
     "wording",
     "private",
     "writing",

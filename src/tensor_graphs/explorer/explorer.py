@@ -69,7 +69,8 @@ class Explorer(Unpicklable, StaticPages):
         and layouts that the values of their e-classes must have where they are computed. `cost`: other times in µs.
         Selectors are texts: "k17" (candidate kernel), "n45" (e-node), "c12" (e-class), "c12@1,64" (layout),
         "rule:NAME", or a kernel's name; names may be patterns such as "np.*". Forbidding a rule excludes the e-nodes
-        that only this rule leads to; equalities between the others stay. `seconds`: limit of each solve.
+        that only this rule, in either direction, leads to; equalities between the others stay. `seconds`: limit of
+        each solve.
 
             explorer.what_if(forbid=["np.matmul"])
             explorer.what_if(pin=["k17"], cost={"c.reduction": 3.0})

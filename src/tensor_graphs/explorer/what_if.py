@@ -8,7 +8,7 @@ seconds. Questions name kernels, e-nodes, e-classes and rules by text (*selector
     n45            e-node 45
     c12            e-class 12
     c12@1,64       e-class 12 stored with strides 1, 64
-    rule:NAME      a rewrite rule, or a pattern of names such as rule:distribute*
+    rule:NAME      a rewrite rule in both directions, or a pattern of names such as rule:distribute*
     np.matmul      all kernels of this name, or a pattern of names such as c.*
 """
 
@@ -24,6 +24,7 @@ from html import escape
 from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
+from ..egraph.patterns.rule import REVERSED
 from ..errors import NoPlanError, Unpicklable, UsageError
 from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
@@ -210,7 +211,7 @@ class Question:
         found: set[str] = set()
         for selector in selectors:
             pattern = selector.removeprefix(RULE)
-            named = {r for r in known if fnmatchcase(r, pattern)}
+            named = {r for r in known if any(fnmatchcase(n, pattern) for n in (r, r.removesuffix(REVERSED)))}
             if not named:
                 close = get_close_matches(pattern, known, 3)
                 raise UsageError(f"no rule made anything under the name {pattern[:80]!r}", where="what_if",

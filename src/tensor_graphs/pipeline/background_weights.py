@@ -38,7 +38,7 @@ class BackgroundWeights:
 def start_weights(session: Session, task: Task) -> BackgroundWeights:
     """Start computing derived weights (encoded ones of a quantized model) on the GPU, in a background thread.
 
-    The caller must keep the weights alive (`codes_kept`): the result has no reference to them. Shares the GPU lock with
+    The result has no reference to the weights: the caller keeps them alive, by `codes_kept`. Shares the GPU lock with
     kernel timing. Errors are ignored here: the program computes the same weights and raises them.
     """
     graph = task.model.graph

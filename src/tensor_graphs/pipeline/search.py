@@ -197,9 +197,10 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
 
 
 def compile_early(session: Session, task: Task, measurer: Measurer) -> None:
-    """Begin to compile C functions that kernels of the graph share, in the process that measures them; not where the
-    budget ends before compiling is expected to: no kernel would be measured, and the program's own compilers would
-    wait for these."""
+    """Begin to compile the C functions that kernels of the graph share, in the process that measures kernels.
+
+    Nothing is compiled if that would end after the budget: no kernel would be measured, and the compilation of the
+    program itself would wait."""
     early = [kernel for b in task.backends for kernel in backend(b.name).stand_ins(task.work)]
     if early and not session.over_in(_compiling_s(task)):
         measurer.compile(early)

@@ -10,7 +10,7 @@ def axis_order(value: Any) -> list[int] | None:
     """The axes of a traced tensor from the outermost to the innermost in memory; the tensor may have gaps, as a part of
     a fused projection. A dense tensor with this order has every view that the traced one has.
 
-    None if the axes are in order, for a sparse or expanded tensor, and for a value that is no tensor.
+    None if the layout is row-major, for a sparse or expanded tensor, and for a value that is no tensor.
     """
     if not hasattr(value, "is_contiguous") or str(value.layout) != "torch.strided" or value.is_contiguous():
         return None

@@ -187,7 +187,8 @@ class ExchangedProgram:
 
     @contextmanager
     def poisoned(self) -> Iterator[None]:
-        """Context manager like that of `Program`."""
+        """Context manager in which the next call finds NaN wherever it must write before it reads
+        (`BoundProgram.poisoned`)."""
         with self.own.poisoned():
             self.poisoning = True
             try:
