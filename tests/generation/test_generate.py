@@ -719,7 +719,12 @@ def test_the_command_prints_tokens(
     common = (str(folder), "--max-length", "32", "--budget", "1", "--no-measure", "--backend", "numpy")
     code, found = run(capsys, *common, "--prompt-tokens", "3,7,1", "--max-new-tokens", "5")
     assert code == 0 and found["tokens"] == continued(folder, [3, 7, 1], 5)
-    assert found["text"] is None and found["end"] == "length" and found["tokens_per_second"] > 0
+    assert (
+        found["text"] is None
+        and found["end"] == "length"
+        and found["quantization"] == ""
+        and found["tokens_per_second"] > 0
+    )
     assert found["first_token_s"] > 0 and found["bandwidth_share"] > 0 and "decode" in found["programs"]
     assert app.run(["generate", *common, "--prompt-tokens", "3,7,1", "--max-new-tokens", "5"]) == 0
     assert capsys.readouterr().out == ",".join(map(str, found["tokens"])) + "\n"

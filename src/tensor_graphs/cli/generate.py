@@ -68,10 +68,12 @@ def generate(
         "tokens": found.tokens[0], "text": None if found.texts is None else found.texts[0], "end": found.ends[0],
         "tokens_per_second": found.tokens_per_second, "first_token_s": found.first_token_s,
         "acceptance": None if math.isnan(found.acceptance) else found.acceptance,
-        "drafting": found.drafting, "bandwidth_share": generator.bandwidth_share(found.step_us),
+        "drafting": found.drafting, "quantization": generator.quantization, "bandwidth_share": generator.bandwidth_share(found.step_us),
         "programs": {name: round(seconds, 3) for name, seconds in generator.seconds.items()},
     }  # fmt: skip
     text = "" if live else ",".join(map(str, found.tokens[0])) if found.texts is None else found.texts[0]
+    if verbose and generator.quantization:
+        tell(generator.quantization)
     if verbose and not math.isnan(found.tokens_per_second):
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
