@@ -54,12 +54,13 @@ ENCODINGS = {
     2: GgufEncoding("Q4_0", 32, 18), 3: GgufEncoding("Q4_1", 32, 20), 6: GgufEncoding("Q5_0", 32, 22),
     7: GgufEncoding("Q5_1", 32, 24), 8: GgufEncoding("Q8_0", 32, 34), 10: GgufEncoding("Q2_K", 256, 84),
     11: GgufEncoding("Q3_K", 256, 110), 12: GgufEncoding("Q4_K", 256, 144), 13: GgufEncoding("Q5_K", 256, 176),
-    14: GgufEncoding("Q6_K", 256, 210),
+    14: GgufEncoding("Q6_K", 256, 210), 20: GgufEncoding("IQ4_NL", 32, 18), 23: GgufEncoding("IQ4_XS", 256, 136),
+    39: GgufEncoding("MXFP4", 32, 17),
 }  # fmt: skip
 #: Types that the format has and this package does not read.
 FOREIGN = {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS",
-           17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-           26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}  # fmt: skip
+           17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16",
+           26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0"}  # fmt: skip
 
 
 @dataclass(frozen=True)

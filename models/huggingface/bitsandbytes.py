@@ -32,13 +32,18 @@ def bitsandbytes(options: Config) -> tuple[str, Replace]:
 
     Raises UnsupportedError unless the options say that one of them is there.
     """
-    if options.flag("load_in_8bit", options.flag("_load_in_8bit", False)):
+    if in_8_bits(options):
         return ".SCB", _rows
     if not options.flag("load_in_4bit", options.flag("_load_in_4bit", False)):
         raise UnsupportedError(
             "bitsandbytes without load_in_8bit and load_in_4bit is not supported", where=options.where
         )
     return ".weight.absmax", _table
+
+
+def in_8_bits(options: Config) -> bool:
+    """Whether weights have 8 bits."""
+    return options.flag("load_in_8bit", options.flag("_load_in_8bit", False))
 
 
 def _rows(t: WeightTensors) -> tuple[str, Data]:
@@ -92,4 +97,4 @@ def _state(t: WeightTensors, name: str) -> dict[str, Any]:
     return found
 
 
-__all__ = ["bitsandbytes"]
+__all__ = ["bitsandbytes", "in_8_bits"]

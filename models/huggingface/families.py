@@ -299,7 +299,10 @@ def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
         raise UnsupportedError("rope_parameters and rope_scaling differ", where=config.where)
     found = full if full.fields else older
     theta = found.number("rope_theta", config.number("rope_theta", family.rope_theta))
-    if not found.fields and config.fields.get("rope_scaling", family) is not None:
+    if not found.fields and family.rope_scaling:
+        if config.fields.get("rope_scaling", family) is None:
+            raise UnsupportedError("rope_scaling=None is not supported: no scaling to some versions of transformers, the default to others",
+                                   where=config.where, hint="name a rope_type, or leave the field out for the default")  # fmt: skip
         found = Config(family.rope_scaling, config.where)
     part = found.number("partial_rotary_factor", config.number("partial_rotary_factor", family.rotated_share))
     if part != 1.0 and (not family.partial or not 0 < part <= 1 or int(s.head * part) % 2 or int(s.head * part) < 2):

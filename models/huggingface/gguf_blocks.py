@@ -8,7 +8,7 @@ and `dequantize_row_*` in `ggml-quants.c`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +201,27 @@ def _q3_scales(blocks: Array) -> Array:
     return np.asarray((whole.astype(np.float32) - 32) * _float(108)(blocks))
 
 
+def _from_table(codes: Part, table: Sequence[int]) -> Part:
+    """Numbers that a table gives for codes, int8."""
+    values = np.array(table, np.int8)
+    return lambda blocks: values[codes(blocks)]
+
+
+def _iq4_scales(blocks: Array) -> Array:
+    """8 scales of 6 bits from byte 2 on: the upper two bits of all in 2 bytes, the lower 4 of two in each of 4."""
+    low = (blocks[..., 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(*blocks.shape[:2], 8)
+    high = (blocks[..., 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(*blocks.shape[:2], 8)
+    return np.asarray(((low | high << 4).astype(np.float32) - 32) * _float(0)(blocks))
+
+
+def _half_power_of_two(blocks: Array) -> Array:
+    """Half of the power of two whose exponent, plus 127, is the first byte: its numbers are stored doubled."""
+    return np.asarray(np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128))
+
+
+#: Numbers of codes of 4 bits: those of IQ4_NL and IQ4_XS, and doubled those of the float e2m1.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 #: Name of an encoding -> how its blocks are read.
 FORMATS: Mapping[str, BlockFormat] = {
     "Q8_0": BlockFormat("int8", lambda b: np.ascontiguousarray(b[..., 2:]).view(np.int8), 32, _float(0), dtype="float16"),
@@ -219,6 +240,9 @@ FORMATS: Mapping[str, BlockFormat] = {
         "int8", _q5_codes, 32, lambda b: _six_bit_factors(b)[0] * _float(0)(b), lambda b: _six_bit_factors(b)[1] * _float(2)(b)
     ),
     "Q6_K": BlockFormat("int8", _q6_codes, 16, _q6_scales),
+    "IQ4_NL": BlockFormat("int8", _from_table(_nibbles(2, 16), _IQ4), 32, _float(0), dtype="float16"),
+    "IQ4_XS": BlockFormat("int8", _from_table(_nibbles(8, 16), _IQ4), 32, _iq4_scales),
+    "MXFP4": BlockFormat("int8", _from_table(_nibbles(1, 16), _E2M1), 32, _half_power_of_two),
 }  # fmt: skip
 
 __all__ = ["FORMATS", "BlockFormat", "packed_weight"]

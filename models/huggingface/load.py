@@ -42,6 +42,7 @@ class Architecture:
     heads: tuple[str, ...] = ("lm_head.",)  # name prefixes of head tensors, which take no `prefixes`
     parts: str = r"^(lm_head|score)\."  # tensors that only some model classes use
     copy: str = r"^lm_head\.weight$"  # copy of the embedding table stored for a tied head
+    inputs_first: str = ""  # regex of weights that are [inputs, outputs] unless they are quantized
 
     def without(self, config: Config) -> dict[str, str]:
         """Patterns of the tensors that the config's model class does not use, each with the reason (text of the
@@ -52,7 +53,13 @@ class Architecture:
 
 _POSITIONS = {r"embeddings\.position_ids$": decoder.COMPUTED}
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_UNUSED, tied=True),
+    "gpt2": Architecture(
+        decoder.build_gpt2,
+        ("transformer.",),
+        decoder.GPT2_UNUSED,
+        tied=True,
+        inputs_first=r"\.c_(attn|fc|proj)\.weight$",
+    ),
     **{
         kind: Architecture(partial(decoder.build_rotary, kind), ("model.",), decoder.ROTARY_UNUSED, tied=family.tied)
         for kind, family in FAMILIES.items()
@@ -170,7 +177,8 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
     if not quantized:
         architecture(config)
         return config, read_folder(folder, trust=trust)
-    plain, data = dequantized(config, read_folder(folder, trust=trust))
+    known = ARCHITECTURES.get(config.text("model_type", ""))
+    plain, data = dequantized(config, read_folder(folder, trust=trust), known.inputs_first if known else "")
     architecture(plain)
     return plain, data
 

@@ -3,16 +3,15 @@ functions that build models ask for weights.
 
 A weight is an expression over params of codes, scales and zero points, repacked without loss when they are loaded
 (`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats:
-MXFP4 (gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 in blocks,
-torchao, bitsandbytes. GPTQ weights whose groups are not contiguous (`desc_act`), and 4-bit ones of bitsandbytes, are
-expanded when they are read.
+MXFP4 (gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (compressed_tensors.py), fp8 in blocks, torchao, bitsandbytes.
+GPTQ weights whose groups are not contiguous (`desc_act`), and 4-bit ones of bitsandbytes, are expanded when they are
+read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 
@@ -21,30 +20,38 @@ from ...egraph.composites.quantized_ops import dequantize
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
 from ...egraph.types import dtypes
-from ...errors import BadModelError, BadWeightsError, UnsupportedError
+from ...errors import BadModelError, BadWeightsError, UnsupportedError, warned
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized as dequantized_as
-from ..common.quantization import packed
-from .bitsandbytes import bitsandbytes
+from .bitsandbytes import bitsandbytes, in_8_bits
 from .checkpoint import Config
+from .compressed_tensors import compressed_tensors, rounds_activations
 from .quantized_tensors import (
     Array,
     Replace,
+    UnroundedActivationsWarning,
     WeightTensors,
+    block_factors,
+    block_size,
     coded_numbers,
+    coded_weight,
     known_bits,
+    power_of_two,
+    repacked_pairs,
     require_groups,
-    spread_blocks,
+    transposed,
     unpacked,
-    with_zeros,
     zero_pointed,
 )
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4-bit number of a word, from the lowest bits on
 
 
-def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[str, Data]]:
+def dequantized(config: Config, data: Mapping[str, Data], inputs_first: str = "") -> tuple[Config, dict[str, Data]]:
     """Return the config without its `quantization_config`, and the tensors `data` with quantized ones replaced.
+
+    `inputs_first`: regex of the names of weights that are [inputs, outputs] unless they are quantized. A warning says
+    where activations are not rounded as the format asks for.
 
     Raises UnsupportedError for other formats, and for options that change what the numbers mean; raises BadModelError
     for options that disagree; raises BadWeightsError for tensors that are missing, or fit neither together nor to the
@@ -70,9 +77,13 @@ def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[
             raise
         if target in data and target not in used:
             raise BadWeightsError(f"tensor {target!r} is there twice: as it is, and quantized", where=config.where)
-        found[target] = value
+        found[target] = transposed(value) if inputs_first and re.search(inputs_first, target) else value
     if not found:
-        raise BadWeightsError(f"no tensor ends in {ending!r}, as those of {kind} do", where=config.where)
+        raise BadWeightsError(f"no tensor ends in {ending!r}, as those of {kind} do", where=config.where,
+                              hint="if no weight is quantized, remove quantization_config from config.json")  # fmt: skip
+    asks = _ROUNDING.get(kind)
+    if asks is not None and asks(options):
+        warned("activations keep their precision, which the checkpoint's format rounds to 8 bits or fewer", UnroundedActivationsWarning)  # fmt: skip
     kept = {n: d for n, d in data.items() if n not in used}
     fields = {n: v for n, v in config.fields.items() if n != "quantization_config"}
     return Config(fields, config.where), kept | found
@@ -87,19 +98,15 @@ def _mxfp4(options: Config) -> tuple[str, Replace]:
     * 32, rows].
     """
 
-    def codes(blocks: Array) -> Array:
-        pairs = np.stack([blocks & 15, blocks >> 4], -1)
-        return packed(pairs.reshape(*blocks.shape[:2], -1))
-
     def replace(t: WeightTensors) -> tuple[str, Data]:
         experts, rows, groups, size = t.rank("_blocks", 4)
         if size != 16:
             raise BadWeightsError(f"tensor {t.stem + '_blocks'!r} has blocks of {size} bytes, not 16")
         blocks, scales = t.get("_blocks", "uint8"), t.get("_scales", "uint8", (experts, rows, groups))
         parts = {
-            "q": LazyPart((experts, rows, groups * 16), "uint8", (blocks,), codes),
-            "scale": LazyPart((experts, rows, groups), "bfloat16", (scales,), lambda s: np.ldexp(np.float32(1), s.astype(np.int32) - 127)),
-        }  # fmt: skip
+            "q": repacked_pairs(blocks, (experts, rows, groups * 16)),
+            "scale": LazyPart((experts, rows, groups), "bfloat16", (scales,), power_of_two),
+        }
         build = lambda leaf: transpose(dequantized_as("mxfp4", leaf["q"], leaf["scale"]))
         return t.stem, PackedWeight((experts, groups * 32, rows), "bfloat16", "mxfp4", parts, build)
 
@@ -186,100 +193,20 @@ def _awq(options: Config) -> tuple[str, Replace]:
     return ".qweight", replace
 
 
-def _compressed(options: Config) -> tuple[str, Replace]:
-    """Reader of compressed-tensors weights: (ending that marks one, function from its tensors to its name and data).
-
-    pack-quantized: `weight_packed` [outputs, words] int32 of 4 or 8 bits, lowest first, each number plus half of the
-    range, `weight_shape`; int-quantized: `weight` int8; float-quantized: `weight` e4m3. `weight_scale` [outputs,
-    groups]. Unless `symmetric`, `weight_zero_point` is subtracted (`_zero_points`).
-    """
-    form, groups = options.text("format", ""), options.section("config_groups")
-    options.section("transform_config").refuse(config_groups={})
-    options.section("sparsity_config").refuse(format="dense")
-    kinds = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
-    if form not in kinds or len(groups.fields) != 1:
-        raise UnsupportedError(f"compressed-tensors of the format {form[:80]!r} are not supported", where=options.where)
-    group = groups.section(next(iter(groups.fields)))
-    if form != "float-quantized":
-        group.refuse(input_activations=None, output_activations=None)
-    weights = group.section("weights")
-    weights.refuse(type=kinds[form], actorder=None, **({"symmetric": True} if kinds[form] == "float" else {}))
-    symmetric = weights.flag("symmetric", True)
-    bits = known_bits(weights, "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
-    coded = {"int-quantized": "int8", "float-quantized": "fp8"}.get(form, f"int{bits}")
-
-    def replace(t: WeightTensors) -> tuple[str, Data]:
-        together = form == "pack-quantized"
-        name = "weight_packed" if together else "weight"
-        outputs, width = t.rank(name, 2)
-        rows, groups = t.rank("weight_scale", 2)
-        inputs = width * (32 // bits) if together else width
-        scales = t.get("weight_scale", "", (outputs if rows != 1 or form != "float-quantized" else 1, groups))
-        if inputs % groups or (coded == "int4" and inputs % 2):
-            raise BadWeightsError(f"{t.stem + 'weight'!r}: {inputs} inputs do not fit {groups} groups")
-        require_groups(weights, t.stem + "weight", inputs, groups)
-        part = t.get(name, "int32" if together else "uint8" if coded == "fp8" else "int8")
-        t.only("weight_shape", [outputs, inputs])
-        if together:
-            part = coded_numbers(outputs, inputs, bits, (part,), lambda w: unpacked(w, bits, 1))
-        if not symmetric:
-            parts = {"q": part, "scale": scales, "zero": _zero_points(t, bits if together else 0, outputs, groups)}
-            with_zero = partial(with_zeros, bits if together else 8)
-            kind = dtypes.name_of(scales.dtype)
-            return f"{t.stem}weight", PackedWeight((outputs, inputs), kind, f"{coded}, zero points", parts, with_zero)
-        t.only("weight_zero_point", [0])
-        if together and bits == 8:
-            part = LazyPart((outputs, inputs), "int8", (part,), lambda w: w.astype(np.int16) - 128)
-        build = lambda leaf: dequantized_as(coded, leaf["q"], leaf["scale"])
-        return f"{t.stem}weight", PackedWeight(
-            (outputs, inputs), dtypes.name_of(scales.dtype), coded, {"q": part, "scale": scales}, build
-        )
-
-    return ("weight_packed", replace) if form == "pack-quantized" else ("weight_scale", replace)
-
-
-def _zero_points(t: WeightTensors, bits: int, outputs: int, groups: int) -> Data:
-    """The zero points [outputs, groups] of a compressed-tensors weight: int8, or for unsigned codes of `bits` bits
-    (0: int8 codes) int32 words [outputs / n, groups] with n numbers a word along the outputs, or int8, which lack half
-    of the range."""
-    name, half = "weight_zero_point", 1 << bits >> 1
-    if not bits:
-        return t.get(name, "int8", (outputs, groups))
-    stored = t.data.get(t.stem + name)
-    if stored is not None and dtypes.name_of(stored.dtype) == "int8":
-        given = t.get(name, "int8", (outputs, groups))
-        return LazyPart((outputs, groups), "uint8", (given,), lambda z: z.astype(np.int16) + half)
-    words = t.get(name, "int32", (-(-outputs * bits // 32), groups))
-    return LazyPart((outputs, groups), "uint8", (words,), lambda w: unpacked(w, bits, 0)[:outputs])
-
-
 def _fp8(options: Config) -> tuple[str, Replace]:
     """Reader of fp8 weights: (ending that marks one, function from its tensors to its name and data).
 
     `weight` e4m3 [outputs, inputs] and `weight_scale_inv` [outputs / n, inputs / m], the factor of each block of n x m
     (`weight_block_size`).
     """
-    size = options.fields.get("weight_block_size")
-    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
-        raise UnsupportedError("fp8 without weight_block_size of two numbers is not supported", where=options.where)
+    size = block_size(options, "weight_block_size")
     options.refuse(fmt="e4m3")
 
     def replace(t: WeightTensors) -> tuple[str, Data]:
-        outputs, inputs = t.rank(".weight", 2)
-        blocks = -(-outputs // size[0]), -(-inputs // size[1])
-        factors = t.get(".weight_scale_inv", "", blocks)
-        kind = dtypes.name_of(factors.dtype)
-        whole = {a: n for a, n in enumerate((outputs, inputs)) if n % size[a]}
-        if whole:  # the last block is smaller: a factor for each place along that axis
-            factors = LazyPart(
-                tuple(whole.get(a, n) for a, n in enumerate(blocks)),
-                kind,
-                (factors,),
-                partial(spread_blocks, size, whole),
-            )
-        parts: dict[str, Data] = {"q": t.get(".weight", "uint8"), "scale": factors}
-        build = lambda leaf: dequantized_as("fp8", leaf["q"], leaf["scale"])
-        return f"{t.stem}.weight", PackedWeight((outputs, inputs), kind, "fp8", parts, build)
+        shape = t.matrix(".weight")
+        factors = block_factors(t, ".weight_scale_inv", size, shape)
+        t.left_out(".input_scale", ".activation_scale")
+        return f"{t.stem}.weight", coded_weight("fp8", shape, t.get(".weight", "uint8"), factors)
 
     return ".weight_scale_inv", replace
 
@@ -322,6 +249,11 @@ def _plain_names(data: Mapping[str, Data]) -> dict[str, Data]:
 
 
 _FORMATS: Mapping[str, Callable[[Config], tuple[str, Replace]]] = {
-    "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8,
+    "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "compressed-tensors": compressed_tensors, "fp8": _fp8,
     "torchao": _torchao, "bitsandbytes": bitsandbytes,
+}  # fmt: skip
+#: Formats of which some ask for rounded activations -> whether these options do.
+_ROUNDING: Mapping[str, Callable[[Config], bool]] = {
+    "compressed-tensors": rounds_activations, "fp8": lambda _: True, "bitsandbytes": in_8_bits,
+    "torchao": lambda options: "DynamicActivation" in str(options.fields.get("quant_type")),
 }  # fmt: skip

@@ -4,22 +4,28 @@ scales and zero points."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ...egraph.builders.builders import transpose
 from ...egraph.composites.quantized_ops import dequantize
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
 from ...egraph.types import dtypes
 from ...errors import BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
+from ..common.quantization import dequantized, packed
 from ..common.quantization import numbers as numbers_of
-from ..common.quantization import packed
 from .checkpoint import Config
 
 Array = np.ndarray[Any, Any]
+
+
+class UnroundedActivationsWarning(UserWarning):
+    """Warning that activations keep their precision where the kernels that a checkpoint is for round them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,15 @@ class WeightTensors:
             raise BadWeightsError(f"tensor {self.stem + ending!r} has shape {list(found.shape)}, not {rank} axes")
         return tuple(found.shape)
 
+    def matrix(self, ending: str) -> tuple[int, int]:
+        """The shape of a tensor with two axes, both longer than 0. Raises BadWeightsError for another shape."""
+        rows, columns = self.rank(ending, 2)
+        return rows, columns
+
+    def left_out(self, *endings: str) -> None:
+        """Mark tensors as used that may be there and change activations only, whose rounding is left out."""
+        self.used.update(self.stem + ending for ending in endings if self.stem + ending in self.data)
+
     def only(self, ending: str, value: list[int]) -> None:
         """Mark a tensor as used that may be missing. Raises BadWeightsError if it holds other numbers than `value`."""
         name = self.stem + ending
@@ -77,6 +92,15 @@ def unpacked(words: Array, bits: int, axis: int) -> Array:
     shape = [*words.shape]
     shape[axis] *= count
     return wide.astype(np.uint8).reshape(shape)
+
+
+def transposed(weight: Data) -> Data:
+    """A quantized weight [outputs, inputs] as [inputs, outputs]."""
+    shape = weight.shape[::-1]
+    if not isinstance(weight, PackedWeight):
+        return LazyPart(shape, dtypes.name_of(weight.dtype), (weight,), np.transpose)
+    build = weight.build
+    return replace(weight, shape=shape, form=f"{weight.form}, transposed", build=lambda leaf: transpose(build(leaf)))
 
 
 def known_bits(options: Config, name: str, *known: int) -> int:
@@ -118,6 +142,49 @@ def coded_numbers(
     if bits == 8:
         return LazyPart((outputs, inputs), "uint8", stored, numbers)
     return LazyPart((outputs, inputs // 2), "uint8", stored, lambda *arrays: packed(numbers(*arrays)))
+
+
+def coded_weight(coded: str, shape: tuple[int, int], codes: Data, scales: Data) -> PackedWeight:
+    """A weight [outputs, inputs] of codes in the encoding `coded` and scales, without zero points."""
+    parts = {"q": codes, "scale": scales}
+    build = lambda leaf: dequantized(coded, leaf["q"], leaf["scale"])
+    return PackedWeight(shape, dtypes.name_of(scales.dtype), coded, parts, build)
+
+
+def repacked_pairs(stored: Data, shape: tuple[int, ...]) -> LazyPart:
+    """Codes of 4 bits, two a byte, the lower bits first, as `shape` [..., bytes] of codes packed as programs read
+    them."""
+
+    def codes(pairs: Array) -> Array:
+        return packed(np.stack([pairs & 15, pairs >> 4], -1).reshape(*shape[:-1], -1))
+
+    return LazyPart(shape, "uint8", (stored,), codes)
+
+
+def power_of_two(exponents: Array) -> Array:
+    """The powers of two with these exponents, each of which is stored plus 127."""
+    return np.asarray(np.ldexp(np.float32(1), exponents.astype(np.int32) - 127))
+
+
+def block_size(options: Config, name: str) -> list[int]:
+    """The rows and columns of the blocks that share a factor: the field `name` of a checkpoint's quantization options.
+    Raises UnsupportedError unless it is two positive numbers."""
+    size = options.fields.get(name)
+    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise UnsupportedError(f"fp8 without {name} of two numbers is not supported", where=options.where)
+    return size
+
+
+def block_factors(t: WeightTensors, ending: str, size: list[int], shape: tuple[int, int]) -> Data:
+    """The factors of the blocks of `size` of a weight of this shape, from the tensor that ends in `ending`: [blocks of
+    rows, blocks of inputs], or one for each place along an axis whose last block is smaller."""
+    blocks = -(-shape[0] // size[0]), -(-shape[1] // size[1])
+    factors = t.get(ending, "", blocks)
+    whole = {a: n for a, n in enumerate(shape) if n % size[a]}
+    if not whole:
+        return factors
+    spread = tuple(whole.get(a, n) for a, n in enumerate(blocks))
+    return LazyPart(spread, dtypes.name_of(factors.dtype), (factors,), partial(spread_blocks, size, whole))
 
 
 def spread_blocks(size: list[int], whole: Mapping[int, int], factors: Array) -> Array:

@@ -15,6 +15,9 @@ from ...egraph.types.dims import Dim, DimExpr
 from ...errors import BadModelError, UnsupportedError
 from .checkpoint import Config
 
+#: Scaling rule -> fields without which it would be another one.
+REQUIRED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -94,6 +97,11 @@ def _scaled(theta: float, size: int, scaling: Config, positions: int) -> Rope:
         scaling.refuse(original_max_position_embeddings=positions)
     if kind in ("default", "dynamic"):
         return Rope(found)
+    for name in REQUIRED.get(kind, ()):
+        if scaling.fields.get(name) is None:
+            raise BadModelError(
+                f"config field {name!r} is missing, which rope_type={kind!r} needs", where=scaling.where
+            )
     if kind == "linear":
         return Rope((found / np.float32(scaling.number("factor", 1.0))).astype(np.float32))
     if kind == "llama3":
@@ -124,9 +132,10 @@ def _yarn(found: np.ndarray[Any, Any], theta: float, scaling: Config, positions:
     """Return YaRN-scaled rotary frequencies (arXiv 2309.00071).
 
     Pairs with many rotations over the original length keep their frequency; pairs with few rotations are slowed by
-    `factor`; a linear ramp blends the pairs between.
+    `factor`, by default the longest sequence over the original length; a linear ramp blends the pairs between.
     """
-    factor, length = scaling.number("factor", 1.0), scaling.size("original_max_position_embeddings", positions)
+    length = scaling.size("original_max_position_embeddings", positions)
+    factor = scaling.number("factor", positions / length)
     if factor <= 0 or theta <= 1:
         raise BadModelError("factor is not positive, or rope_theta not above 1", where=scaling.where)
     size = 2 * len(found)

@@ -719,10 +719,30 @@ def test_the_command_prints_tokens(
     common = (str(folder), "--max-length", "32", "--budget", "1", "--no-measure", "--backend", "numpy")
     code, found = run(capsys, *common, "--prompt-tokens", "3,7,1", "--max-new-tokens", "5")
     assert code == 0 and found["tokens"] == continued(folder, [3, 7, 1], 5)
-    assert found["text"] is None and found["end"] == "length" and found["tokens_per_second"] > 0
+    assert (
+        found["text"] is None
+        and found["end"] == "length"
+        and found["quantization"] == ""
+        and found["tokens_per_second"] > 0
+    )
     assert found["first_token_s"] > 0 and found["bandwidth_share"] > 0 and "decode" in found["programs"]
     assert app.run(["generate", *common, "--prompt-tokens", "3,7,1", "--max-new-tokens", "5"]) == 0
     assert capsys.readouterr().out == ",".join(map(str, found["tokens"])) + "\n"
+
+
+def test_an_interrupted_command_keeps_its_tokens(
+    made: Generator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(_Shown):
+        def __call__(self, piece: Piece) -> None:
+            super().__call__(piece)
+            self.progress.stopped = len(self.pieces) == 3
+
+    monkeypatch.setattr("tensor_graphs.generation.Generator", lambda *_, **__: made)
+    monkeypatch.setattr("tensor_graphs.cli.generate._Shown", Stopped)
+    code, found = run(capsys, "folder", "--prompt-tokens", "3,7,1", "--max-new-tokens", "8")
+    assert code == 130 and not found["ok"] and found["error"]["code"] == "interrupted"
+    assert found["tokens"] == made.generate([3, 7, 1], 3).tokens[0] and found["end"] == "interrupted"
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,15 @@ def test_frequencies_for_long_sequences_follow_the_length(tmp_path: Path) -> Non
     np.testing.assert_allclose(whole(folder, ids, float64=True)[:, :64], short, rtol=1e-6, atol=1e-6)
 
 
+def test_the_factor_of_yarn_is_that_of_the_lengths(tmp_path: Path) -> None:
+    """It was 1 where the config does not name it."""
+    of = lambda factor: {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 32}
+    folders = [write(tmp_path / str(factor), "llama", rope_scaling=of(factor)) for factor in (None, 4.0, 1.0)]
+    logits = [evaluate(load_folder(f).bind({"batch": 1, "sequence": 40}), {"input_ids": tokens(1)[:, :40]})[0] for f in folders]  # fmt: skip
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert np.abs(logits[0] - logits[2]).max() > 1e-2
+
+
 def test_windows_keep_rings_and_other_layers_everything(tmp_path: Path) -> None:
     opened = Folder(write(tmp_path, "gemma3"))
     graph = build_step(opened.config, opened.weights(), Caches(2, LENGTH, CHUNK), 1)
@@ -174,6 +183,7 @@ def test_steps_that_do_not_fit_are_refused(tmp_path: Path, caches: Caches, size:
         ("qwen3_moe", {"mlp_only_layers": "all"}, BadModelError, "mlp_only_layers"),
         ("qwen3_moe", {"mlp_only_layers": []}, BadWeightsError, "missing"),
         ("gpt_oss", {"swiglu_limit": "large"}, BadModelError, "swiglu_limit"),
+        ("gpt_oss", {"rope_scaling": None}, UnsupportedError, "rope_scaling=None"),
         ("phi3", {"partial_rotary_factor": 0.4}, UnsupportedError, "partial_rotary_factor"),
         ("llama", {"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor"),
         ("gemma2", {"sliding_window": None}, BadModelError, "sliding_window is null"),

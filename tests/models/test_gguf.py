@@ -29,9 +29,10 @@ from .gguf_files import file_of, text
 Array = np.ndarray[Any, Any]
 F32, F16, BF16 = 0, 1, 30
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 10, 11, 12, 13, 14
+IQ4_NL, IQ4_XS, MXFP4 = 20, 23, 39
 #: Encoding -> bytes at which a block has float16 numbers.
 FLOATS = {Q4_0: (0,), Q4_1: (0, 2), Q5_0: (0,), Q5_1: (0, 2), Q8_0: (0,), Q2_K: (80, 82), Q3_K: (108,), Q4_K: (0, 2), Q5_K: (0, 2),
-          Q6_K: (208,)}  # fmt: skip
+          Q6_K: (208,), IQ4_NL: (0,), IQ4_XS: (0,), MXFP4: ()}  # fmt: skip
 RNG = np.random.default_rng(0)
 
 
@@ -76,6 +77,18 @@ def q6_number(block: bytes, i: int) -> int:
     return (four | two_bits(block, 128, i) << 4) - 32
 
 
+IQ4 = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+def iq4_number(block: bytes, i: int) -> float:
+    """Number i of an IQ4_XS block: groups of 32 have a scale of 6 bits."""
+    group = i // 32
+    high = int.from_bytes(block[2:4], "little") >> 2 * group & 3
+    scale = (block[4 + group // 2] >> 4 * (group % 2) & 15 | high << 4) - 32
+    return half(block, 0) * scale * IQ4[nibble(block, 8 + 16 * group, i % 32)]
+
+
 def k_number(block: bytes, kind: int, i: int) -> float:
     """Number i of a Q4_K or Q5_K block."""
     (scale, least), (j, at) = six_bits(block[4:16], i // 32), divmod(i, 32)
@@ -98,6 +111,9 @@ NUMBER: dict[int, Callable[[bytes, int], float]] = {
     Q4_K: lambda b, i: k_number(b, Q4_K, i),
     Q5_K: lambda b, i: k_number(b, Q5_K, i),
     Q6_K: lambda b, i: half(b, 208) * signed(b, 192 + i // 16) * q6_number(b, i),
+    IQ4_NL: lambda b, i: half(b, 0) * IQ4[nibble(b, 2, i)],
+    IQ4_XS: iq4_number,
+    MXFP4: lambda b, i: 2.0 ** (b[0] - 127) * E2M1[nibble(b, 1, i)],
 }
 
 
@@ -110,6 +126,8 @@ def blocks(kind: int, rows: int, columns: int) -> tuple[bytes, Array]:
     if kind in (Q4_K, Q5_K):
         raw[0, 4:8] = 0  # scales of 0 with minima that are not
         raw[0, 8:16] |= 5
+    if kind == MXFP4:
+        raw[:, 0] = 100 + raw[:, 0] % 16
     if kind == Q2_K:
         raw[0, :16] &= 0xF0
     content = raw.tobytes()
@@ -254,7 +272,7 @@ TINY = {"blk.0.ffn_up.weight": ((1, 32), Q8_0, bytes(34))}
         (file_of({}, {"a": ((2, 32), Q8_0, bytes(34))}), BadWeightsError, "outside the file"),
         (file_of({}, {"a": ((1 << 40, 1 << 40), F32, b"")}), TooLargeError, "too large"),
         (file_of({}, {"a": ((1, 1, 1, 1, 1), F32, bytes(4))}), BadModelError, "5 axes"),
-        (file_of({}, {"a": ((1, 32), 23, bytes(18))}), UnsupportedError, "IQ4_XS"),
+        (file_of({}, {"a": ((1, 32), 19, bytes(18))}), UnsupportedError, "IQ1_S"),
         (file_of({}, {"a": ((1, 32), 99, bytes(18))}), BadModelError, "unknown type 99"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.checkpoint import Config
 from tensor_graphs.models.huggingface.load import load_folder, opened
 from tensor_graphs.models.huggingface.quantized import dequantized
-from tensor_graphs.models.huggingface.quantized_tensors import unpacked
+from tensor_graphs.models.huggingface.quantized_tensors import UnroundedActivationsWarning, unpacked
 
 from .decoder_cases import VOCAB, write
 
@@ -83,6 +84,31 @@ def float_quantized(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[d
     numbers = rng.integers(0, 127, shape).astype(np.uint8).view(numpy_float8())
     scales = (rng.random((shape[0], 1)) / 4096).astype(np.float16)
     return {"weight": numbers, "weight_scale": scales}, numbers.astype(np.float32) * scales.astype(np.float32)
+
+
+def in_blocks(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    parts, weight = fp8(rng, shape)
+    return {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"]}, weight
+
+
+def of_one_scale(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers, zero = rng.integers(-128, 128, shape).astype(np.int8), np.array([3], np.int8)
+    scale = np.array([1 / 256], np.float16)
+    return {"weight": numbers, "weight_scale": scale, "weight_zero_point": zero}, (numbers - 3.0) / 256
+
+
+def fp4(rng: np.random.Generator, shape: tuple[int, int], size: int) -> tuple[dict[str, Array], Array]:
+    """Tensors of a weight of floats e2m1 in groups of 32 (exponents as scales) or 16 (e4m3 over a global scale)."""
+    codes, of_groups = rng.integers(0, 16, shape), (shape[0], shape[1] // size)
+    parts = {"weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)}
+    if size == 32:
+        parts["weight_scale"] = rng.integers(120, 126, of_groups).astype(np.uint8)
+        scales = 2.0 ** (parts["weight_scale"] - 127.0)
+    else:
+        parts["weight_scale"] = rng.integers(40, 60, of_groups).astype(np.uint8).view(numpy_float8())
+        parts["weight_global_scale"] = np.array([24.0], np.float32)
+        scales = parts["weight_scale"].astype(np.float64) / 24
+    return parts, FP4[codes] * np.repeat(scales, size, 1)
 
 
 def fp8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
@@ -183,6 +209,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
         lambda r, s: bnb_nf4(r, s, True),
     ),
     "float-quantized": (_groups("float-quantized", 8, type="float"), float_quantized),
+    "naive-quantized": (_groups("naive-quantized", 8, type="float"), float_quantized),
+    "int-quantized, one scale": (_groups("int-quantized", 8, strategy="tensor", symmetric=False), of_one_scale),
+    "float-quantized in blocks": (
+        _groups("float-quantized", 8, type="float", strategy="block", block_structure=[24, 16]),
+        in_blocks,
+    ),
+    "mxfp4-pack-quantized": (_groups("mxfp4-pack-quantized", 4, type="float"), lambda r, s: fp4(r, s, 32)),
+    "nvfp4-pack-quantized": (_groups("nvfp4-pack-quantized", 4, type="float"), lambda r, s: fp4(r, s, 16)),
     "torchao int8": ({"quant_method": "torchao"}, torchao_int8),
     "torchao float8": ({"quant_method": "torchao"}, torchao_float8),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [24, 16]}, fp8),
@@ -210,6 +244,10 @@ def quantize(folder: Path, form: str) -> dict[str, Array]:
     return plain
 
 
+#: Dtypes of weights that are not float16.
+DTYPES = {"mxfp4-pack-quantized": "bfloat16", **dict.fromkeys(("fp8", "float-quantized in blocks", "nvfp4-pack-quantized", "bitsandbytes int8"), "float32")}  # fmt: skip
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_quantized_checkpoint_computes_with_its_own_values(tmp_path: Path, form: str) -> None:
     folder = write(tmp_path / "a", "llama", intermediate_size=64)
@@ -225,9 +263,43 @@ def test_a_quantized_checkpoint_computes_with_its_own_values(tmp_path: Path, for
         d for d in graph.params.values() if isinstance(d, LazyPart) and d.shape == (32, 32) and d.dtype == "float16"
     ]
     assert (len(packed) == 3 * 7) != bool(mixed)  # groups in mixed order are expanded
-    assert all(d.load().dtype == ("float32" if form in ("fp8", "bitsandbytes int8") else "float16") for d in packed)
+    assert all(d.load().dtype == numpy_dtype(DTYPES.get(form, "float16")) for d in packed)
     codes = [n.type.nbytes for n in graph.leaves("param") if str(n.attr("name")).endswith(".q")]
     assert len(codes) == len(packed) and max(codes, default=0) <= 64 * 32
+
+
+@pytest.mark.parametrize("form", ["bitsandbytes int8", "bitsandbytes nf4"])
+def test_quantized_weights_of_gpt2_have_their_outputs_first(tmp_path: Path, form: str) -> None:
+    """As floats they have their inputs first; a square one was taken for its transpose."""
+    options, make = FORMATS[form]
+    found = []
+    for number, packed in enumerate((False, True)):
+        folder, rng = write(tmp_path / str(number), "gpt2"), np.random.default_rng(0)
+        arrays = {n: d.load().copy() for n, d in read_folder(folder).items()}
+        for name in [n for n in arrays if re.search(r"c_(attn|fc|proj)\.weight$", n)]:
+            parts, weight = make(rng, arrays[name].shape[::-1])
+            arrays[name] = weight.T.astype(np.float16).astype(np.float32)
+            if packed:
+                del arrays[name]
+                arrays |= {name.removesuffix("weight") + n: p for n, p in parts.items()}
+        write_arrays(folder / "model.safetensors", arrays)
+        config = json.loads((folder / "config.json").read_text())
+        more = {"quantization_config": options} if packed else {}
+        (folder / "config.json").write_text(json.dumps({**config, **more}))
+        found.append(evaluate(load_folder(folder).bind({"batch": 1, "sequence": 6}), IDS, float64=True)[0])
+    np.testing.assert_allclose(*found, rtol=2e-3, atol=2e-3)
+
+
+def test_activations_that_are_not_rounded_are_mentioned(tmp_path: Path) -> None:
+    """Formats for kernels that round activations are read too; what the kernels add to the weights is left out."""
+    parts, weight = int_quantized(np.random.default_rng(0), (4, 16))
+    stored = {f"a.{name}": value for name, value in parts.items()} | {"a.input_scale": np.ones(1, np.float32)}
+    options = _groups("int-quantized", 8)
+    options["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "dynamic": False}
+    with pytest.warns(UnroundedActivationsWarning):
+        _, found = dequantized(Config({"quantization_config": options}), stored)
+    assert list(found) == ["a.weight"]
+    np.testing.assert_allclose(load_data(found["a.weight"]), weight, rtol=1e-3)
 
 
 def mxfp4(folder: Path) -> dict[str, Array]:
@@ -297,7 +369,8 @@ def test_compressed_tensors_are_what_their_package_packs() -> None:
         ({"quant_method": "gptq", "bits": 3}, "bits=3"),
         ({"quant_method": "awq", "bits": 8}, "bits=8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ"),
-        (_groups("naive-quantized", 8), "naive-quantized"),
+        (_groups("marlin-24", 4), "marlin-24"),
+        (_groups("naive-quantized", 4), "num_bits=4"),
         (_groups("float-quantized", 8, type="float", symmetric=False), "symmetric"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit"),
         (_groups("pack-quantized", 4, actorder="group"), "actorder"),
@@ -306,10 +379,7 @@ def test_compressed_tensors_are_what_their_package_packs() -> None:
             "hadamard",
         ),
         (_groups("pack-quantized", 4) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
-        (
-            _groups("int-quantized", 8) | {"config_groups": {"a": {"input_activations": {"num_bits": 8}}}},
-            "input_activations",
-        ),
+        (_groups("int-quantized", 8, dynamic=True), "dynamic"),
     ],
 )
 def test_other_formats_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

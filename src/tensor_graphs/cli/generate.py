@@ -17,7 +17,7 @@ from ..progress import Progress
 from .console import Answer, Json, Verbose, printable, tell, working
 
 if TYPE_CHECKING:
-    from ..generation import Generator, Piece
+    from ..generation import Generated, Generator, Piece
 
 Prompt = Annotated[str | None, typer.Option("--prompt", help="text of the prompt (needs the package tokenizers)")]
 Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids of the prompt, separated by commas")]
@@ -55,24 +55,31 @@ def generate(
             progress=progress, quantize=quantize, draft=draft, draft_tokens=draft_tokens,
         )  # fmt: skip
         live = not as_json and sys.stdout.isatty() and generator.decodes()
-        found = generator.generate(
-            given, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop or None,
-            show=_Shown(progress, live),
-        )  # fmt: skip
+        shown, error = _Shown(progress, live), None
+        try:
+            found = generator.generate(
+                given, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop or None, show=shown,
+            )  # fmt: skip
+        except Interrupted as stopped:
+            if not shown.begun:
+                raise
+            found, error = shown.so_far(generator.decodes()), stopped
     document: dict[str, Any] = {
         "tokens": found.tokens[0], "text": None if found.texts is None else found.texts[0], "end": found.ends[0],
         "tokens_per_second": found.tokens_per_second, "first_token_s": found.first_token_s,
         "acceptance": None if math.isnan(found.acceptance) else found.acceptance,
-        "drafting": found.drafting, "bandwidth_share": generator.bandwidth_share(found.step_us),
+        "drafting": found.drafting, "quantization": generator.quantization, "bandwidth_share": generator.bandwidth_share(found.step_us),
         "programs": {name: round(seconds, 3) for name, seconds in generator.seconds.items()},
     }  # fmt: skip
     text = "" if live else ",".join(map(str, found.tokens[0])) if found.texts is None else found.texts[0]
+    if verbose and generator.quantization:
+        tell(generator.quantization)
     if verbose and not math.isnan(found.tokens_per_second):
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
         tell(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}")
     afterwards = partial(_complete_checks, generator) if generator.unchecked and not progress.stopped else None
-    return Answer(document, text, exact=True, afterwards=afterwards)
+    return Answer(document, text, error, exact=True, afterwards=afterwards)
 
 
 def _complete_checks(generator: Generator) -> None:
@@ -83,21 +90,30 @@ def _complete_checks(generator: Generator) -> None:
 
 
 class _Shown:
-    """Receiver of generated pieces, which prints them at once if `live`. A Ctrl-C before the first piece ended the
-    search only; one after it raises Interrupted.
+    """Receiver of generated pieces, which prints them at once if `live`, and keeps them. A Ctrl-C before the first
+    piece ended the search only; one after it raises Interrupted.
     """
 
     def __init__(self, progress: Progress, live: bool) -> None:
         self.progress, self.live, self.begun = progress, live, False
+        self.pieces: list[Piece] = []
 
     def __call__(self, piece: Piece) -> None:
         if not self.begun:
             self.begun, self.progress.stopped = True, False
             self.progress.say("" if self.live else "generate", "")  # no line between words that are printed
         if self.progress.stopped:
-            raise Interrupted("stopped on request")
+            raise Interrupted("stopped on request; the tokens so far were kept")
+        self.pieces.append(piece)
         if self.live:
             print(printable(piece.text), end="", flush=True)
+
+    def so_far(self, decoded: bool) -> Generated:
+        """The tokens so far as a result that was interrupted; `decoded`: with their text."""
+        from ..generation import Generated as made
+
+        texts = ["".join(piece.text for piece in self.pieces)] if decoded else None
+        return made([[piece.token for piece in self.pieces]], texts, ["interrupted"], math.nan, math.nan)
 
 
 def _numbers(text: str) -> list[int]:
