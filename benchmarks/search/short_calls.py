@@ -74,17 +74,14 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         """Sample until `over` is set."""
-        last: dict[int, float] = {}
+        last = {thread.ident: _cpu_seconds(thread) for thread in threading.enumerate()}
         while not self.over.wait(PERIOD_S):
             frames = sys._current_frames()
             for thread in threading.enumerate():
                 if thread is self or thread.ident not in frames:
                     continue
-                try:
-                    used = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-                except OSError:  # it has ended
-                    continue
-                spent = used - last.get(thread.ident, 0.0)
+                used = _cpu_seconds(thread)
+                spent = max(0.0, used - last.get(thread.ident, 0.0))
                 last[thread.ident] = used
                 self.cpu[thread.name] += spent
                 self.functions[f"{thread.name}: {' < '.join(_named(frames[thread.ident]))}"] += spent
@@ -93,6 +90,14 @@ class Sampler(threading.Thread):
         """CPU seconds by thread and by function, the most first."""
         return {k: {n: round(s, 2) for n, s in c.most_common(60) if s >= 0.02}
                 for k, c in (("cpu", self.cpu), ("functions", self.functions))}  # fmt: skip
+
+
+def _cpu_seconds(thread: threading.Thread) -> float:
+    """CPU seconds that a thread has used; 0 if it has ended."""
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+    except OSError:
+        return 0.0
 
 
 def _named(frame: Any) -> list[str]:
