@@ -68,10 +68,19 @@ def _load_compiler() -> None:
         _ = driver.active.utils
 
 
+def hash_compiler() -> None:
+    """Let Triton compute its part of the keys of compiled kernels, which it keeps: the digest of its libraries, 0.4 s
+    that the first kernel would wait for. Without Triton, or if it keeps none there, nothing happens."""
+    with contextlib.suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+
+
 def compiler_loaded() -> None:
     """Wait until Triton is loaded."""
     while _loading:
         _loading.pop().join()
 
 
-__all__ = ["begin_compiler", "begin_context", "begin_driver", "compiler_loaded"]
+__all__ = ["begin_compiler", "begin_context", "begin_driver", "compiler_loaded", "hash_compiler"]

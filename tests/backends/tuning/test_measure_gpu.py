@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -732,6 +733,15 @@ def test_the_driver_is_initialized_with_and_without_a_context(monkeypatch: pytes
     assert calls == ["cuInit"]
     gpu_context.begin_context().join()
     assert calls == ["cuInit", "cuInit", "cuDevicePrimaryCtxRetain"]
+
+
+def test_triton_hashes_itself_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In advance; a version that keeps its key elsewhere does so when it compiles."""
+    made: list[str] = []
+    for module in (SimpleNamespace(triton_key=lambda: made.append("key")), SimpleNamespace(), None):
+        monkeypatch.setitem(sys.modules, "triton.runtime.cache", module)
+        gpu_context.hash_compiler()
+    assert made == ["key"]
 
 
 def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 from ...backends.admission.use import admitted
+from ...backends.gpu_context import hash_compiler
 from ...backends.program.helpers.helper_functions import host_helpers
 from ...backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
 from ...backends.tuning.measure_cpu import CpuMeasurer
@@ -162,15 +163,19 @@ def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
         if measurer is not None or too_late(session.options, backends):
             import_in_background(STORE_MODULES)
             if on_gpu(backends):
-                session.when_loaded(partial(in_background, partial(_begin_prices, session, store)))
+                triton = any(b.name == "triton" for b in backends)
+                session.when_loaded(partial(in_background, partial(_begin_prices, session, store, triton=triton)))
                 Thread(target=_begin_device, args=(sys.modules.get("torch"),), name="device", daemon=True).start()
 
 
-def _begin_prices(session: Session, store: Store) -> None:
-    """Prepare what the first prices of kernels on a GPU need: the device would wait a second or more for them."""
+def _begin_prices(session: Session, store: Store, *, triton: bool) -> None:
+    """Prepare what the first prices of kernels on a GPU need: the device would wait a second or more for them; then
+    (`triton`) what the program's first run needs of Triton."""
     with kept_warnings(session):
         store.prepare("cold")
     host_helpers()  # keys of kernels are made with these names
+    if triton:
+        hash_compiler()
 
 
 def _begin_device(torch: Any) -> None:

@@ -16,6 +16,7 @@ from ...options import Options
 from ...wording import counted
 from ..context.reserves import after_search_on_host_s, after_search_s, closing_left_s
 from ..context.session import Session, least_measuring
+from ..costs.measuring import SMALL_S
 from ..costs.prices import CostPricer
 
 Carried = Callable[[Hypergraph], Sequence[int]]  # candidates from which the first solves of a hypergraph start
@@ -101,7 +102,7 @@ def choose(
         seconds = max(floor, min(share * left, left - later(session) - kept))
         again = "measure" in session.stage_clock.seconds  # only the first search has a guaranteed minimum time
         first = ahead and not again
-        least = max(0.0, least_measuring(session.options) - session.ready_s) if first else 0.0
+        least = least_search(session) if first else 0.0
         seconds = max(seconds, least)
         clock = Clock()
         session.background_clocks.append(("search", clock))
@@ -131,6 +132,17 @@ def choose(
     return choice
 
 
+def least_search(session: Session) -> float:
+    """Minimum seconds of measuring on a GPU that are left for the first search, what was measured beside rewriting
+    (overlapped_tuning.py) included.
+
+    With budgets up to SMALL_S the search has all of them, for kernels of the rewritten graph: overlapped tuning has
+    measured library kernels of the unrewritten one, and the plan would have no measured kernel.
+    """
+    small = session.options.budget <= SMALL_S
+    return max(0.0, least_measuring(session.options) - (0.0 if small else session.ready_s))
+
+
 def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[budgets.Budget]:
     """The options' limits on sums over a plan's kernels: memory and rounding error. Memory includes weights if some are
     quantized.
@@ -143,4 +155,4 @@ def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[bu
     return found
 
 
-__all__ = ["Carried", "choose", "choose_cheapest", "nothing_carried"]
+__all__ = ["Carried", "choose", "choose_cheapest", "least_search", "nothing_carried"]
