@@ -163,7 +163,7 @@ def _scales(weights: Config, t: WeightTensors, shape: tuple[int, int]) -> Data:
 
 
 def _zero_points(t: WeightTensors, bits: int, outputs: int, groups: int) -> Data:
-    """The zero points [outputs, groups] of a weight: int8, or for codes of `bits` bits without sign (0: int8 codes)
+    """The zero points [outputs, groups] of a weight: int8, or for unsigned codes of `bits` bits (0: int8 codes)
     int32 words [outputs / n, groups] with n numbers a word along the outputs, or int8, which lack half of the range.
     One for the whole matrix is stored as [1].
     """
