@@ -14,7 +14,7 @@ from typing import Any
 
 from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
-from ..library.torch_calls import SINGLE, both, extents, filled, heads_fit, usable
+from ..library.torch_calls import both, extents, filled, heads_fit, usable
 from ..library.torch_cuda_attention import heads_inside
 from .call_facts import few_elements
 from .convolutions import SOURCE
@@ -178,6 +178,41 @@ void tiled_attention(const float *q, const float *k, const float *v, const float
 """.replace("@MAX_POSITIONS@", str(MAX_POSITIONS))
 ATTENTION = "#define ATTENTION_LIST(...) __VA_ARGS__\n" + ATTENTION
 
+#: What the text has in place of a mask that is added, where the mask is bytes: 1 hides a score, whatever it is.
+_HIDING = (
+    ("tiled_attention", "hiding_attention"),
+    ("attention_softmax", "hiding_softmax"),
+    ("const float *m,", "const unsigned char *m,"),
+    ("const float *const mask", "const unsigned char *const mask"),
+    ("m: what is added to the scaled scores, or 0.", "m: 1 for scores that do not count, or 0."),
+    ("softmax(scale * q k^T + m) v", "softmax(scale * q k^T, -INFINITY where m) v"),
+    ("""        if (m && j + 16 <= high) v += lanes_f32(m + j);
+        else if (m && j < high) {
+            floats some = lanes(0.0f);
+            __builtin_memcpy(&some, m + j, sizeof(float) * (unsigned long)(high - j));
+            v += some;
+        }
+""", """        if (m && j < high) {
+            hiding_bytes some = {0};
+            if (j + 16 <= high) __builtin_memcpy(&some, m + j, 16);
+            else __builtin_memcpy(&some, m + j, (unsigned long)(high - j));
+            v = lanes_where(-__builtin_convertvector(some, ints), lanes(-INFINITY), v);
+        }
+"""),
+)  # fmt: skip
+
+
+def _hiding_text() -> str:
+    """Text of `hiding_attention`, which needs that of `tiled_attention` before it."""
+    text = ATTENTION[ATTENTION.index("/* Exponentials below") :]
+    for old, new in _HIDING:
+        assert old in text, f"no {old!r} in the text of tiled attention"
+        text = text.replace(old, new)
+    return "typedef unsigned char hiding_bytes __attribute__((vector_size(16)));\n" + text
+
+
+HIDING = _hiding_text()
+
 _OPTIONS = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 
@@ -207,7 +242,7 @@ def _fits(call: Call) -> bool:
 
 
 def _mask(call: Call) -> bool:
-    m = call.operands.get("m")
+    m = call.operands.get("m", call.operands.get("h"))
     if m is None:
         return True
     s = extents(call.operands["k"])[-2]
@@ -220,49 +255,59 @@ def _scratch(call: Call) -> int:
     return 4 * 16 * (prod(of_keys) * -(-s // 16) * d + prod(of_values) * -(-e // 16) * s)
 
 
-def _code(masked: bool, inside: bool) -> Code:
+def _code(mask_name: str, inside: bool) -> Code:
+    """Code of a call; `mask_name`: the operand with the mask, or "". `inside`: whether the result has all heads of a
+    position side by side."""
+    masked, function = bool(mask_name), "hiding_attention" if mask_name == "h" else "tiled_attention"
+
     def code(call: Call) -> str:
         o, (*heads, t, e) = call.operands, extents(call.output)
         sizes = (1,) * (3 - len(heads)) + tuple(heads)
         s, d = extents(o["k"])[-2:]
-        mask = _rows(o["m"], sizes) if masked else (0,) * 4
-        if masked and extents(o["m"])[-2] == 1:
+        mask = _rows(o[mask_name], sizes) if masked else (0,) * 4
+        if masked and extents(o[mask_name])[-2] == 1:
             mask = (*mask[:3], 0)
         (scale,) = struct.unpack("<i", struct.pack("<f", call.attrs["scale"]))
         numbers = (
             *sizes, t, s, d, e, *_rows(o["q"], sizes), *_rows(o["k"], sizes), o["k"].strides[-1], *_rows(o["v"], sizes),
             o["v"].strides[-1], *mask, *_rows(call.output, sizes), scale, masked + 2 * bool(call.attrs["causal"]), call.attrs["window"],
         )  # fmt: skip
-        names = ", ".join(call.names[n] for n in ("q", "k", "v", "m" if masked else "q", "out", "scratch"))
-        return f"tiled_attention({names}, {', '.join(map(str, numbers))})"
+        names = ", ".join(call.names[n] for n in ("q", "k", "v", mask_name or "q", "out", "scratch"))
+        return f"{function}({names}, {', '.join(map(str, numbers))})"
 
-    identify(code, f"c.tiled_attention[{masked},{inside}]")
+    identify(code, f"c.{function}[{masked},{inside}]")
     return code
+
+
+def _floats(call: Call) -> bool:
+    """Condition on calls: float32, with a bool mask in the place of `h`."""
+    return {o.type.dtype for n, o in (*call.operands.items(), ("out", call.output)) if n != "h"} == {"float32"}
+
+
+_TEXTS = {**SOURCE, "tiled_attention": ATTENTION}
+_FUNCTION: dict[str, Any] = {**c_function("tiled_attention", ATTENTION), "source": lambda call: _TEXTS}
+_HIDING_FUNCTION: dict[str, Any] = {
+    **c_function("hiding_attention", ATTENTION + HIDING),
+    "source": lambda call: {**_TEXTS, "hiding_attention": HIDING},
+}
 
 
 def attention_rows() -> list[LibraryKernel]:
     """Library kernels for attention, each with a row-major result and with one whose heads are side by side."""
     found: list[LibraryKernel] = []
-    function = c_function("tiled_attention", ATTENTION)
-    more: dict[str, Any] = {**function, "source": lambda call: {**SOURCE, "tiled_attention": ATTENTION}}
-    fits = both(usable, SINGLE, filled, known_sizes, few_elements, _fits)
-    for suffix, pattern, masked in (
-        ("", f"attention(q, k, v, {_OPTIONS})", False), ("_masked", f"masked_attention(q, k, v, m, {_OPTIONS})", True),
+    for suffix, pattern, mask in (
+        ("", f"attention(q, k, v, {_OPTIONS})", ""), ("_masked", f"masked_attention(q, k, v, m, {_OPTIONS})", "m"),
+        ("_hiding", f"hiding_attention(q, k, v, h, {_OPTIONS})", "h"),
     ):  # fmt: skip
-        row = {"family": "attention", "scratch": _scratch, "rate": 2.0, **more}
-        found.append(LibraryKernel(f"c.attention{suffix}", "c", pattern, _code(masked, False), applies=fits, **row))
+        more = _HIDING_FUNCTION if mask == "h" else _FUNCTION
+        row: dict[str, Any] = {"family": "attention", "scratch": _scratch, "rate": 2.0, **more}
+        fits = both(usable, _floats, filled, known_sizes, few_elements, _fits)
         shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
-        found.append(
-            LibraryKernel(
-                f"c.attention{suffix}_rows",
-                "c",
-                pattern,
-                _code(masked, True),
-                applies=shaped,
-                layout=heads_inside,
-                **row,
-            )
-        )
+        found += [
+            LibraryKernel(f"c.attention{suffix}", "c", pattern, _code(mask, False), applies=fits, **row),
+            LibraryKernel(f"c.attention{suffix}_rows", "c", pattern, _code(mask, True), applies=shaped,
+                          layout=heads_inside, **row),
+        ]  # fmt: skip
     return found
 
 

@@ -42,15 +42,21 @@ def _scores(call: Call) -> ScratchBuffers:
     return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
 
 
+def hides_alone(call: Call) -> bool:
+    """Whether attention hides nothing but what its bool mask `h` says."""
+    return not call.attrs["causal"] and not call.attrs["window"]
+
+
 @identified("numpy._attention_text")
 def _attention_text(call: Call) -> str:
     """Code that widens operands if needed, then calls the helper `attention` with a precomputed mask of hidden
-    scores."""
+    scores, or with the operand `h`."""
     a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
     copies = "".join(
         f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != compute_dtype(call)
     )
     hidden = f"hidden_scores({m}, {n}, {a['causal']}, {a['window']})" if a["causal"] or a["window"] else "None"
+    hidden = "{h}" if "h" in call.operands else hidden
     mask = "{m}" if "m" in call.operands else "None"
     return (
         f"{copies}attention({{q32}}, {{k32}}, {{v32}}, {mask}, {hidden}, {{scale}}, {{softcap}}, {{scores}}, {{stat}}, "
@@ -134,6 +140,8 @@ def contractions() -> list[LibraryKernel]:
             **with_scratch(_attention_text, _scores)),
         row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",
             setup=("attention", "hidden_scores"), **with_scratch(_attention_text, _scores)),
+        row("hiding_attention", f"hiding_attention(q, k, v, h, {attention})", family="attention", setup=("attention",),
+            applies=hides_alone, **with_scratch(_attention_text, _scores)),
     ]  # fmt: skip
 
 

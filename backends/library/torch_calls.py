@@ -41,6 +41,8 @@ def of(*names: str) -> Applies:
     return lambda call: dtypes_of(call) <= set(names)
 
 
+#: Torch code of attention without the scores that a bool mask hides.
+HIDING = "attention_hiding({q}, {k}, {v}, {h}, {scale}, {softcap})"
 SINGLE, NUMBER, BITS = of("float32"), of(*FLOATS, *INTS), of("bool", *INTS)
 
 

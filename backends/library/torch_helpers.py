@@ -75,6 +75,15 @@ def attention_spelled(
     return torch.matmul(torch.softmax(scores, -1), v)
 
 
+def attention_hiding(q: Any, k: Any, v: Any, hidden: Any, scale: float, softcap: float) -> Any:
+    """Unfused softmax(scale * q @ k.T) @ v with -inf for scores that are `hidden`, which fused kernels would add to
+    them: they give NaN for rows with a hidden NaN or infinity."""
+    scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale)
+    if softcap:
+        scores.mul_(1 / softcap).tanh_().mul_(softcap)
+    return torch.matmul(torch.softmax(scores.masked_fill_(hidden, float("-inf")), -1), v)
+
+
 def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int) -> list[Any]:
     """Weights of recurrent layers, packed in one vector, as views in the order of Torch's recurrent functions. `size`:
     of the input; other attributes as of the op `recurrent` (`recurrent.layers`).

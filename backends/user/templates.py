@@ -122,7 +122,7 @@ def _family(pattern: str) -> str:
 
     ops = {t.op for term in parse_terms(pattern) for t in _calls(term)}
     for family, members in (
-        ("attention", {"attention", "masked_attention"}), ("conv", {"conv"}), ("contraction", {"matmul", "linear"}),
+        ("attention", {"attention", "masked_attention", "hiding_attention"}), ("conv", {"conv"}), ("contraction", {"matmul", "linear"}),
     ):  # fmt: skip
         if ops & members:
             return family

@@ -29,15 +29,19 @@ def composite(
 
     def install(decompose: Callable[..., Tensor]) -> Callable[..., Tensor]:
         doc = (decompose.__doc__ or "").strip().partition("\n")[0]  # none with python -OO
-        floats = law not in (
-            "cross_entropy",
-            "unpack",
-            "dequantize",
-            "integer_conv",
-            "integer_matmul",
-            "max_pool_gradient",
-            "embedding_gradient",
-            "quantize",
+        floats = more.pop(
+            "floats_only",
+            law
+            not in (
+                "cross_entropy",
+                "unpack",
+                "dequantize",
+                "integer_conv",
+                "integer_matmul",
+                "max_pool_gradient",
+                "embedding_gradient",
+                "quantize",
+            ),
         )  # these have operands that are integers
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip

@@ -250,26 +250,39 @@ _ATTENTION_DEFAULTS = {"causal": False, "window": 0, "softcap": 0.0}
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, window: int, softcap: float
 ) -> Tensor:
-    """softmax(scores) @ v, shared by both attention ops."""
+    """softmax(scores) @ v, shared by the attention ops.
+
+    Hidden scores are replaced, so that NaN and infinities among them do not reach the result; the summand `mask`
+    hides by -inf only finite ones, as in PyTorch and ONNX.
+    """
     scores = t.matmul(q, t.transpose(k)) * scale
     if softcap:
         scores = t.tanh(scores * (1.0 / softcap)) * softcap
     if causal or window:
-        scores = scores + t.with_rank(causal_mask(q.shape[-2], k.shape[-2], causal, window, q.dtype), scores.rank)
+        scores = _without(scores, hidden_positions(q.shape[-2], k.shape[-2], causal, window))
     if mask is not None:
-        scores = scores + mask
+        scores = _without(scores, mask) if mask.dtype == "bool" else scores + mask
     return t.matmul(softmax(scores, axis=scores.rank - 1), v)
 
 
-def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) -> Tensor:
-    """Additive mask [rows, columns]: 0 where row t may see column s (aligned at the last position), -inf elsewhere.
+def _without(scores: Tensor, hidden: Tensor) -> Tensor:
+    """The scores with -inf where `hidden` (bool, of any rank up to theirs) is true."""
+    return t.where(t.with_rank(hidden, scores.rank), t.full((1,) * scores.rank, float("-inf"), scores.dtype), scores)
+
+
+def hidden_positions(rows: Dim, columns: Dim, causal: bool, window: int) -> Tensor:
+    """Bool mask [rows, columns]: true where row t may not see column s (aligned at the last position).
 
     `causal`: a row sees no later columns. `window` counts visible columns; 0 means no window.
     """
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0) - (columns - rows if columns != rows else 0)
     hidden = t.gt(ahead, 0) if causal else t.lt(ahead, -(1 << 30))
-    if window:
-        hidden = t.logical_or(hidden, t.le(ahead, -window))
+    return t.logical_or(hidden, t.le(ahead, -window)) if window else hidden
+
+
+def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) -> Tensor:
+    """Additive mask [rows, columns]: -inf at `hidden_positions`, 0 elsewhere."""
+    hidden = hidden_positions(rows, columns, causal, window)
     return t.where(hidden, t.full((1, 1), float("-inf"), dtype), t.full((1, 1), 0.0, dtype))
 
 
@@ -295,6 +308,19 @@ def masked_attention(
     c * tanh(s / c); 0 leaves scores as they are.
     """
     return _attend(q, k, v, mask, scale, causal, window, softcap)
+
+
+@composite("hiding_attention", 4, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product",
+           work=op_flops.attention, floats_only=False)  # fmt: skip
+def hiding_attention(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float, causal: bool, window: int, softcap: float
+) -> Tensor:
+    """attention without the scores for which the bool mask `hidden` is true, whatever they are (NaN, too)
+
+    `window`: number of positions that a query sees at most; 0: no limit. `softcap`: c turns a score s into
+    c * tanh(s / c); 0 leaves scores as they are.
+    """
+    return _attend(q, k, v, hidden, scale, causal, window, softcap)
 
 
 @composite("rope", 3, "rope", fused_as="cheap", flops=3, onnx=("RotaryEmbedding",))  # fmt: skip

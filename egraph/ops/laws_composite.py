@@ -74,6 +74,8 @@ def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     Raises ShapeError otherwise.
     """
     q, k, v = types[:3]
+    if not op.floats_only and (types[3].dtype != "bool" or not dtypes.is_float(q.dtype)):
+        raise ShapeError(f"{op.name} needs floating-point operands and a bool mask, not {q} and {types[3]}")
     if not q.rank == k.rank == v.rank >= 3 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError("attention needs q[..., T, D], k[..., S, D], v[..., S, E] of equal rank >= 3")
     batch = broadcast(q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -81,7 +83,7 @@ def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
         scores = (*batch, q.shape[-2], k.shape[-2])
         if broadcast(types[3].shape, scores) != scores:
             raise ShapeError(f"the mask {types[3].shape} does not broadcast to {scores}")
-    return Type((*batch, q.shape[-2], v.shape[-1]), same_dtype(types))
+    return Type((*batch, q.shape[-2], v.shape[-1]), same_dtype(types if op.floats_only else types[:3]))
 
 
 def attention_text(op: Op, ranks: Sequence[int]) -> Cases:

@@ -161,7 +161,8 @@ def attention(s: Sampler, call: PatternCall, want: Want) -> None:
     keys = s.known(k) or s.term(k, Want((*lead, None, frozenset((left.shape[-1],))), want.dtype))
     s.term(v, Want((*lead, frozenset((keys.shape[-2],)), shape[-1]), want.dtype))
     for m in mask:
-        s.term(m, Want((*lead, *upto((left.shape[-2], keys.shape[-2]))), want.dtype))
+        dtype = "bool" if call.op == "hiding_attention" else want.dtype
+        s.term(m, Want((*lead, *upto((left.shape[-2], keys.shape[-2]))), dtype))
     draw_attributes(s, call)
 
 

@@ -78,6 +78,12 @@ _MASK = (
     *(f"contains((1, size(q, {i})), size(m, {i}))" for i in ("0", "max(0, rank(q) - 4)", "rank(q) - 3")),
 )  # fmt: skip
 _SCORES = "(q @ t) * full(value=c, shape=s, dtype=d)"
+_HIDDEN = "softmax(where(m, full(value=-inf, shape=n, dtype=e), {0}), axis=i)"
+#: The positions above the diagonal, as canonical masks write them.
+_AHEAD = (
+    "reshape(lt(full(value=0.0, shape=p, dtype='int64'), iota(axis=1, shape=h, dtype='int64')"
+    " - iota(axis=0, shape=h, dtype='int64')), shape=r)"
+)
 _KEYS = "permute(t, perm=swap_last(rank(t)))"
 _REPEATED = "reshape(broadcast_to(reshape({0}, shape={0}1), shape={0}2), shape={0}3)"
 _SPLIT, _JOINED = (
@@ -97,29 +103,32 @@ ATTENTION = table("attention", "fuse", [
          when=(*_SCALED, *_MASK), growth="collects", doc="softmax(scale * q @ k.T + mask) @ v"),
     Rule("is-masked-attention-unscaled", "softmax(q @ t + m, axis=i) @ v", f"masked_attention(q, {_KEYS}, v, m, scale=1.0)",
          when=(*_RANKS, *_MASK), growth="collects", doc="softmax(q @ k.T + mask) @ v"),
+    Rule("is-hiding-attention", f"{_HIDDEN.format(_SCORES)} @ v", f"hiding_attention(q, {_KEYS}, v, m, scale=c)",
+         when=(*_SCALED, *_MASK, "n == s"), growth="collects", doc="softmax(scale * q @ k.T, -inf where hidden) @ v"),
+    Rule("is-hiding-attention-unscaled", f"{_HIDDEN.format('q @ t')} @ v", f"hiding_attention(q, {_KEYS}, v, m, scale=1.0)",
+         when=(*_RANKS, *_MASK, "n == ones(rank(q))"), growth="collects", doc="softmax(q @ k.T, -inf where hidden) @ v"),
+    Rule("mask-hides", "softmax(where(c, x, full(value=-inf, shape=s, dtype=d)), axis=i)",
+         "softmax(where(not_(c), full(value=-inf, shape=s, dtype=d), x), axis=i)", exact=True,
+         doc="the condition marks the hidden scores, as that of attention does"),
     Rule("group-queries", f"attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, scale=c, causal=z, window=w, softcap=y)",
          "reshape(attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
          " reshape(v, shape=v1), scale=c, causal=z, window=w, softcap=y), shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
          when=_GROUPED, growth="collects", doc="repeated key and value heads become a broadcast axis (grouped-query attention)"),
-    Rule("group-queries-masked", f"masked_attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, m, scale=c, causal=z, window=w, softcap=y)",
-         "reshape(masked_attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
-         " reshape(v, shape=v1), reshape(m, shape=(size(m, 0), 1, 1, size(m, 2), size(m, 3))), scale=c, causal=z, window=w, softcap=y),"
-         " shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
-         when=(*_GROUPED, "size(m, 1) == 1"), growth="collects",
-         doc="repeated key and value heads become a broadcast axis; the mask is the same for all heads"),
-    Rule("mask-as-summand", "softmax(where(c, x, full(value=-inf, shape=s, dtype=d)), axis=i)",
-         "softmax(x + where(c, full(value=0.0, shape=s, dtype=d), full(value=-inf, shape=s, dtype=d)), axis=i)",
-         doc="masking by selection becomes adding -inf, which attention takes as a mask"),
-    Rule("mask-as-summand-hidden", "softmax(where(c, full(value=-inf, shape=s, dtype=d), x), axis=i)",
-         "softmax(x + where(c, full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)), axis=i)",
-         doc="masking by selection becomes adding -inf; the condition marks the masked scores"),
-    Rule("is-causal-attention",
-         "masked_attention(q, k, v, where(reshape(lt(full(value=0.0, shape=p, dtype='int64'), iota(axis=1, shape=h, dtype='int64')"
-         " - iota(axis=0, shape=h, dtype='int64')), shape=r), full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)),"
-         " scale=c, causal=False, window=0, softcap=y)",
-         "attention(q, k, v, scale=c, causal=True, window=0, softcap=y)",
-         when=("h == (size(q, -2), size(k, -2))", "r == replace(replace(ones(rank(q)), -2, size(q, -2)), -1, size(k, -2))",
-               "size(q, -2) == size(k, -2)"), growth="collects", doc="a mask of all positions above the diagonal"),
+    *(Rule(f"group-queries-{kind}", f"{op}(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, m, scale=c, causal=z, window=w, softcap=y)",
+           f"reshape({op}(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
+           " reshape(v, shape=v1), reshape(m, shape=(size(m, 0), 1, 1, size(m, 2), size(m, 3))), scale=c, causal=z, window=w, softcap=y),"
+           " shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
+           when=(*_GROUPED, "size(m, 1) == 1"), growth="collects",
+           doc="repeated key and value heads become a broadcast axis; the mask is the same for all heads")
+      for kind, op in (("masked", "masked_attention"), ("hiding", "hiding_attention"))),
+    *(Rule(name, f"{op}(q, k, v, {mask}, scale=c, causal=False, window=0, softcap=y)",
+           "attention(q, k, v, scale=c, causal=True, window=0, softcap=y)",
+           when=("h == (size(q, -2), size(k, -2))", "r == replace(replace(ones(rank(q)), -2, size(q, -2)), -1, size(k, -2))",
+                 "size(q, -2) == size(k, -2)"), growth="collects", doc="a mask of all positions above the diagonal")
+      for name, op, mask in (
+          ("is-causal-attention", "masked_attention",
+           f"where({_AHEAD}, full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d))"),
+          ("is-causal-attention-hiding", "hiding_attention", _AHEAD))),
     Rule("attention-with-sink",
          "slice(softmax(concat(x, y, axis=i), axis=i), axis=i, start=0, stop=n) @ v",
          "(softmax(x, axis=i) @ v) * sigmoid(logsumexp(x, axes=(i,)) - y)",

@@ -49,15 +49,14 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
     factor = t9
     score7 = warpgroup_mma_wait(0, deps=[coming])
     mbarrier.arrive(keys_empty.index(slot))
-    t11 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
-    t12 = score7 + t11
-    max4_new = gl.maximum(max4, gl.reduce(t12, 1, larger) * factor, tl.PropagateNan.ALL)
+    t11 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), score7)
+    max4_new = gl.maximum(max4, gl.reduce(t11, 1, larger) * factor, tl.PropagateNan.ALL)
     max4_safe = gl.where(max4_new == float('-inf'), 0.0, max4_new)
     scale10 = gl.exp2(max4 - max4_safe)
     max4 = max4_new
-    t13 = gl.exp2(((t12 * factor[:, None]) - max4_safe[:, None]))
-    acc6 = acc6 * scale10 + gl.sum(t13, 1)
-    weights = gl.convert_layout(t13.to(gl.float16), P)
+    t12 = gl.exp2(((t11 * factor[:, None]) - max4_safe[:, None]))
+    acc6 = acc6 * scale10 + gl.sum(t12, 1)
+    weights = gl.convert_layout(t12.to(gl.float16), P)
     for block in range(1, blocks):
         ahead = (step + 1) % STAGES
         mbarrier.wait(keys_full.index(ahead), ((step + 1) // STAGES) & 1)
@@ -69,21 +68,20 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
         score7 = warpgroup_mma_wait(1, deps=[coming])
         mbarrier.arrive(keys_empty.index(ahead))
         if block < cut:
-            t14 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
-            t15 = score7 + t14
-            logits = t15
+            t13 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), score7)
+            logits = t13
         else:
             logits = score7
         max4_new = gl.maximum(max4, gl.reduce(logits, 1, larger) * factor, tl.PropagateNan.ALL)
         max4_safe = gl.where(max4_new == float('-inf'), 0.0, max4_new)
-        scale16 = gl.exp2(max4 - max4_safe)
+        scale14 = gl.exp2(max4 - max4_safe)
         max4 = max4_new
-        t17 = gl.exp2(((logits * factor[:, None]) - max4_safe[:, None]))
-        acc6 = acc6 * scale16 + gl.sum(t17, 1)
+        t15 = gl.exp2(((logits * factor[:, None]) - max4_safe[:, None]))
+        acc6 = acc6 * scale14 + gl.sum(t15, 1)
         acc5 = warpgroup_mma_wait(0, deps=[pending])
         mbarrier.arrive(values_empty.index(slot))
-        acc5 = acc5 * gl.convert_layout(scale16, gl.SliceLayout(1, O))[:, None]
-        weights = gl.convert_layout(t17.to(gl.float16), P)
+        acc5 = acc5 * gl.convert_layout(scale14, gl.SliceLayout(1, O))[:, None]
+        weights = gl.convert_layout(t15.to(gl.float16), P)
         slot = ahead
         step += 1
     mbarrier.arrive(queries_empty.index(0))
@@ -92,8 +90,8 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
     acc5 = warpgroup_mma_wait(0, deps=[pending])
     mbarrier.arrive(values_empty.index(slot))
     step += 1
-    t18 = acc5 * gl.convert_layout(1.0 / acc6, gl.SliceLayout(1, O))[:, None]
-    gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t18.to(gl.float16), B))
+    t16 = acc5 * gl.convert_layout(1.0 / acc6, gl.SliceLayout(1, O))[:, None]
+    gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t16.to(gl.float16), B))
 
 
 @gluon.jit
