@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import pi, sqrt
 from typing import Any
 
+from ...errors import ShapeError
 from ..builders import builders as t
 from ..builders.reduction_builders import count
 from ..ir.tensor import Tensor
@@ -320,6 +321,8 @@ def hiding_attention(
     `window`: number of positions that a query sees at most; 0: no limit. `softcap`: c turns a score s into
     c * tanh(s / c); 0 leaves scores as they are.
     """
+    if hidden.dtype != "bool":
+        raise ShapeError(f"hiding_attention needs a bool mask, not {hidden.type}")
     return _attend(q, k, v, hidden, scale, causal, window, softcap)
 
 

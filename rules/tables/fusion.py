@@ -108,7 +108,7 @@ ATTENTION = table("attention", "fuse", [
     Rule("is-hiding-attention-unscaled", f"{_HIDDEN.format('q @ t')} @ v", f"hiding_attention(q, {_KEYS}, v, m, scale=1.0)",
          when=(*_RANKS, *_MASK, "n == ones(rank(q))"), growth="collects", doc="softmax(q @ k.T, -inf where hidden) @ v"),
     Rule("mask-hides", "softmax(where(c, x, full(value=-inf, shape=s, dtype=d)), axis=i)",
-         "softmax(where(not_(c), full(value=-inf, shape=s, dtype=d), x), axis=i)", exact=True,
+         "softmax(where(not_(c), full(value=-inf, shape=s, dtype=d), x), axis=i)",
          doc="the condition marks the hidden scores, as that of attention does"),
     Rule("group-queries", f"attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, scale=c, causal=z, window=w, softcap=y)",
          "reshape(attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"

@@ -356,9 +356,8 @@ def _attention(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     columns = rows if causal and s.rng.random() < 0.7 else rows + s.rng.randint(0, 3)
     keys = (*batch[:2], 1, *batch[3:]) if len(batch) == 3 else tuple(batch)
     shapes: list[Shape] = [(*batch, rows, d), (*keys, columns, d), (*keys, columns, width)]
-    if len(call.args) == 4:
-        shapes.append((*((1,) * len(batch)), rows, columns))
-    return [Type(shape, kind.dtype) for shape in shapes]
+    mask = Type((*((1,) * len(batch)), rows, columns), "bool" if call.op == "hiding_attention" else kind.dtype)
+    return [*(Type(shape, kind.dtype) for shape in shapes), *([mask] if len(call.args) == 4 else [])]
 
 
 def _rope(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:

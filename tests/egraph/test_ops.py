@@ -136,6 +136,8 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
         kinds[1:] = "float32", "int8"
     if op.law == "quantize":
         kinds[2] = "int8"
+    if op.name == "hiding_attention":
+        kinds[3] = "bool"
     if op.law in ("integer_conv", "integer_matmul"):
         kinds[1] = kinds[3] = "int8"
     if op.law in INDEXED:

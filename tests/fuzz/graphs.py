@@ -487,8 +487,9 @@ def _attention(g: Grower, op: str) -> Tensor:
     columns = rows if causal and g.pick(0, 1) else rows + g.rng.randint(0, 2)
     lead = tuple(g.pick(1, b, b) for b in batch)
     operands = [x, g.of((*lead, columns, d), x.dtype), g.of((*lead, columns, g.pick(*g.kinds.sizes)), x.dtype)]
-    if op == "masked_attention":
-        operands.append(g.of((*(g.pick(1, b) for b in batch), g.pick(1, rows), columns), x.dtype))
+    if op != "attention":
+        kind = "bool" if op == "hiding_attention" else x.dtype
+        operands.append(g.of((*(g.pick(1, b) for b in batch), g.pick(1, rows), columns), kind))
     attrs = {"scale": g.pick(1.0, 0.5, 0.25), "causal": causal, "window": g.pick(0, 0, 0, 2) if causal else 0,
              "softcap": g.pick(0.0, 0.0, 2.0)}  # fmt: skip
     return make(op, operands, attrs)

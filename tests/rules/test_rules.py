@@ -58,9 +58,9 @@ WIDE_MASKS = {
 }
 
 
-def made(shapes: dict[str, tuple[int, ...]], **attrs: object) -> Instance:
-    """A float32 instance: shapes of one letter are tensors, the others attributes."""
-    tensors = {n: Type(s, "float32") for n, s in shapes.items() if len(n) == 1}
+def made(shapes: dict[str, tuple[int, ...]], bools: str = "", **attrs: object) -> Instance:
+    """A float32 instance: shapes of one letter are tensors (`bools`: those of truth values), the others attributes."""
+    tensors = {n: Type(s, "bool" if n in bools else "float32") for n, s in shapes.items() if len(n) == 1}
     vectors = {n: s for n, s in shapes.items() if len(n) > 1}
     return Instance(tensors, {**vectors, **attrs}, frozenset())
 
@@ -88,13 +88,15 @@ def test_mean_over_no_rows_of_a_product_over_nothing() -> None:
     assert dict(mutate_guards(rule))["k == (rank(a) - 2,)"].status == "refuted"
 
 
+@pytest.mark.parametrize("kind", ["masked", "hiding"])
 @pytest.mark.parametrize("guard", WIDE_MASKS)
-def test_mask_guard_is_needed(guard: str) -> None:
+def test_mask_guard_is_needed(guard: str, kind: str) -> None:
     shape = WIDE_MASKS[guard]
     axis = {"rank(q) < 6": 1}.get(guard, 1 if "- 4" in guard else 2 if "- 3" in guard else 0)
     mask = (*shape[:axis], 3, *shape[axis + 1 :])
-    rule = BY_NAME["is-masked-attention-unscaled"]
-    found = made({"q": shape, "t": shape, "v": shape, "m": mask}, i=len(shape) - 1)
+    rule = BY_NAME[f"is-{kind}-attention-unscaled"]
+    more = {"n": (1,) * len(shape), "e": "float32"} if kind == "hiding" else {}
+    found = made({"q": shape, "t": shape, "v": shape, "m": mask}, "m" if more else "", i=len(shape) - 1, **more)
     assert judge(rule, found).status == "refuted"
     assert guard in rule.when
 
@@ -117,7 +119,7 @@ def test_a_padded_kernel_without_elements_is_not_cropped() -> None:
 
 #: Rules whose guards RARE, WIDE_MASKS or a test of their own checks: random instances rarely violate them.
 CHECKED_APART = (
-    "group-queries", "is-masked-attention", "mean-of-product", "rows-of-conv", "columns-of-conv", "crop-kernel",
+    "group-queries", "is-masked-attention", "is-hiding-attention", "mean-of-product", "rows-of-conv", "columns-of-conv", "crop-kernel",
 )  # fmt: skip
 GUARDED = [rule for rule in rules.EVERY if rule.when and not rule.name.startswith(CHECKED_APART)]
 

@@ -23,26 +23,35 @@ from ..together import library_results
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in attention_rows()}
-NAMES = ("c.attention", "c.attention_rows", "c.attention_masked", "c.attention_masked_rows")
+NAMES = (
+    "c.attention",
+    "c.attention_rows",
+    "c.attention_masked",
+    "c.attention_masked_rows",
+    "c.attention_hiding_rows",
+)
 
 
 def call_of(
     name: str, lead: tuple[int, ...], t: int, s: int, d: int, e: int, shared: tuple[int, ...] = (), turned: bool = False, **attrs: Any
 ) -> Call:  # fmt: skip
     """A call; `shared`: leading sizes of k and v, `turned`: heads of q, k and v lie side by side, `mask`: its shape."""
+    masks = {"m": "masked", "h": "hiding"}
     mask = attrs.pop("mask", (*lead, t, s))
     kv = shared or lead
-    shapes = {"q": (*lead, t, d), "k": (*kv, s, d), "v": (*kv, s, e)} | ({"m": mask} if "masked" in name else {})
+    shapes = {"q": (*lead, t, d), "k": (*kv, s, d), "v": (*kv, s, e)} | {
+        m: mask for m, kind in masks.items() if kind in name
+    }
 
-    def operand(shape: tuple[int, ...], inside: bool) -> Operand:
+    def operand(shape: tuple[int, ...], inside: bool, dtype: str = "float32") -> Operand:
         if not inside or len(shape) < 4:
-            return Operand(Type(shape, "float32"), contiguous(shape))
+            return Operand(Type(shape, dtype), contiguous(shape))
         b, *heads, rows, width = shape
         a, *inner, c, one = contiguous((b, rows, *heads, width))
         return Operand(Type(shape, "float32"), (a, *inner[1:], c, inner[0], one))
 
     out = operand((*lead, t, e), name.endswith("_rows"))
-    given = {n: operand(x, turned and n != "m") for n, x in shapes.items()}
+    given = {n: operand(x, turned and n not in masks, "bool" if n == "h" else "float32") for n, x in shapes.items()}
     return Call(given, out, {"scale": 0.3, "causal": False, "window": 0, "softcap": 0.0} | attrs)
 
 
@@ -53,7 +62,11 @@ def check(*calls: tuple[str, Call], large: float = 1.0, hidden: float = 0.0) -> 
         rng = np.random.default_rng(0)
         draw = lambda o, rng=rng: in_layout((large * rng.standard_normal(o.type.shape)).astype(np.float32), o)
         operands = {n: draw(o) for n, o in call.operands.items()}
-        if hidden:
+        if "h" in operands:  # every row sees the first position; hidden NaN stays hidden
+            h = operands["h"] = rng.random(operands["h"].shape) < 0.4
+            h[..., 0], h[..., 1:2] = False, True
+            operands["k"][..., 1:2, :] = np.nan
+        if hidden and "m" in operands:
             m = operands["m"]
             m[rng.random(m.shape) < hidden] = -np.inf
             m[..., 0] = 0.0
@@ -85,8 +98,8 @@ def test_masks_by_position(name: str) -> None:
 
 
 def test_masks_that_are_shared() -> None:
-    name, masks = "c.attention_masked", ((1, 1, 1, 41), (1, 3, 20, 41), (2, 1, 1, 41), (1, 1, 20, 41))
-    check(*((name, call_of(name, (2, 3), 20, 41, 8, 8, mask=mask)) for mask in masks), hidden=0.4)
+    masks = ((1, 1, 1, 41), (1, 3, 20, 41), (2, 1, 1, 41), (1, 1, 20, 41))
+    check(*((n, call_of(n, (2, 3), 20, 41, 8, 8, mask=mask)) for mask in masks for n in NAMES[2::2]), hidden=0.4)
 
 
 def test_grouped_queries_and_other_ranks() -> None:

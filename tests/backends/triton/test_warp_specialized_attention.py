@@ -74,6 +74,15 @@ def _tokens() -> Tensor:
     return t.matmul(c.softmax(scores, axis=2), x("v", 2, 190, 16))
 
 
+def _hiding() -> Tensor:
+    """The condition hides what lies at its places, NaN, too."""
+    hidden = t.lt(t.iota((1, 190), 1), t.iota((150, 1), 0))
+    hidden = t.logical_or(hidden, t.le(t.full((1, 1), 189, "int64"), t.iota((150, 190), 1)))
+    return c.hiding_attention(
+        x("q", 2, 150, 16), x("k", 2, 190, 16), x("v", 2, 190, 16), t.with_rank(hidden, 3), scale=0.25
+    )
+
+
 KERNELS: dict[str, Callable[[], Tensor]] = {
     "tokens": _tokens,
     "sink": _sink,
@@ -90,6 +99,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "whole": lambda: c.attention(x("q", 2, 128, 16), x("k", 2, 256, 16), x("v", 2, 256, 32), scale=0.25),
     "windowed": lambda: c.attention(x("q", 1, 256, 16), x("k", 1, 256, 16), x("v", 1, 256, 16), scale=0.25, causal=True, window=100, softcap=3.0),
     "grouped": _grouped,
+    "hiding": _hiding,
 }  # fmt: skip
 
 
@@ -116,15 +126,25 @@ def called(name: str, keys: int, stages: int = 2, **more: int) -> tuple[Template
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule)
 
 
-def error_of(template: Template, call: Call) -> float:
-    """The relative error of a kernel's results on random operands."""
+def error_of(template: Template, call: Call, bad: str = "") -> float:
+    """The relative error of a kernel's results on random operands; in those named `bad`, the last position is NaN."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
+    for name in bad:
+        given[name][..., -1, :] = np.nan
     want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
     out = torch.full(want.shape, float("nan"), dtype=torch.float16)
     module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)  # type: ignore[attr-defined]
-    return float(np.linalg.norm(out.numpy() - want) / np.linalg.norm(want))
+    seen = ~np.isnan(want)
+    assert np.isnan(out.numpy()[~seen]).all()
+    return float(np.linalg.norm((out.numpy() - want)[seen]) / np.linalg.norm(want[seen]))
+
+
+@pytest.mark.parametrize("name", ["causal", "windowed", "hiding"])
+def test_hidden_scores_that_are_nan_change_nothing(name: str) -> None:
+    with host(3):
+        assert error_of(*called(name, 64), "k") < 2e-3
 
 
 #: Term, keys of a tile, and multiprocessors: some blocks have a tile more than others; or all are one's; or each is.
