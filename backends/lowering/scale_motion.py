@@ -78,8 +78,26 @@ def _scaled(b: Builder, e: Expr) -> Expr:
     if e.op in ("add", "sub"):
         return b.pointwise(e.op, (_scaled(b, e.args[0]), _scaled(b, e.args[1])))
     if e.op == "where":
-        return b.pointwise("where", (e.args[0], _scaled(b, e.args[1]), _scaled(b, e.args[2])))
+        return _outside(b, b.pointwise("where", (e.args[0], _scaled(b, e.args[1]), _scaled(b, e.args[2]))))
     return b.mul(e, b.const(LOG2E))
+
+
+def _outside(b: Builder, e: Expr) -> Expr:
+    """A select of -inf or a sum times a positive constant, as that constant times a select: emitters apply the factor
+    of scores to their maximum alone, and in one operation with the difference from it."""
+    if e.op == "where":
+        for i, x in ((1, e.args[1]), (2, e.args[2])):
+            gone = e.args[3 - i]
+            scaled = x.op == "mul" and _sum(x.args[0]) and x.args[1].op == "const" and x.args[1].value > 0
+            if scaled and gone.op == "const" and gone.value == -math.inf:
+                sides = (x.args[0], gone) if i == 1 else (gone, x.args[0])
+                return b.mul(b.pointwise("where", (e.args[0], *sides)), x.args[1])
+    return e
+
+
+def _sum(e: Expr) -> bool:
+    """Whether a value is a sum, or one side of a select of constants and a sum."""
+    return e.op == "reduce" or (e.op == "where" and any(map(_sum, e.args[1:])))
 
 
 def _finite(value: float) -> float:

@@ -65,9 +65,8 @@ def _size(x: Tensor, known: dict[Tensor, float]) -> float:
     return known[x]
 
 
-def _ahead_mask(rows: Dim, columns: Dim, dtype: str) -> Tensor:
-    hidden = t.gt(t.iota((rows, columns), 1), t.iota((rows, columns), 0))
-    return t.where(hidden, t.full((1, 1), float("-inf"), dtype), t.full((1, 1), 0.0, dtype))
+def _ahead(rows: Dim, columns: Dim) -> Tensor:
+    return t.gt(t.iota((rows, columns), 1), t.iota((rows, columns), 0))
 
 
 def attention(
@@ -91,7 +90,8 @@ def attention(
         scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention") or 1)
     # PyTorch aligns the causal mask at the first position, `attention` at the last
     aligned = causal and q.shape[-2] != k.shape[-2]
-    bias = t.with_rank(_ahead_mask(q.shape[-2], k.shape[-2], q.dtype), rank) if aligned else None
+    hidden = t.with_rank(_ahead(q.shape[-2], k.shape[-2]), rank) if aligned else None
+    bias: Tensor | None = None
     seen: Tensor | None = None
     if mask is not None:
         mask = t.with_rank(mask, rank)
@@ -101,7 +101,10 @@ def attention(
             mask = t.where(mask, t.full((1,) * rank, 0.0, q.dtype), t.full((1,) * rank, float("-inf"), q.dtype))
         bias = t.cast(mask, q.dtype)
     attrs = {"scale": float(scale), "causal": causal and not aligned}
-    out = c.attention(q, k, v, **attrs) if bias is None else c.masked_attention(q, k, v, bias, **attrs)
+    if bias is not None:  # PyTorch takes no further mask with `causal`
+        out = c.masked_attention(q, k, v, bias, **attrs)
+    else:
+        out = c.attention(q, k, v, **attrs) if hidden is None else c.hiding_attention(q, k, v, hidden, **attrs)
     if seen is not None:
         out = t.where(seen, out, t.full((1,) * rank, 0.0, q.dtype))
     return t.squeeze(out, 0) if narrow else out
