@@ -8,7 +8,6 @@ share, does everything else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -321,19 +320,6 @@ def _drawn(roots: tuple[Tensor, ...]) -> str:
     return ".all" if has_limited_places(topological(roots), ("input",)) else ""
 
 
-@memo(4096)
-def _selecting(roots: tuple[Tensor, ...]) -> str:
-    """Ending of the version of kernels whose masks once were added to products, or scaled with them, and now select
-    among unscaled ones: causal and windowed attention, and products that -inf replaces; "" for others."""
-    nodes = topological(roots)
-    if any(n.entry.law == "attention" and (n.attr("causal") or n.attr("window")) for n in nodes):
-        return ".select"
-    hides = any(
-        n.op == "where" and any(a.op == "full" and a.attr("value") == -math.inf for a in n.args[1:]) for n in nodes
-    )
-    return ".select" if hides and any(n.op in ("matmul", "linear") for n in nodes) else ""
-
-
 def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
@@ -351,7 +337,7 @@ def template_of(
     return GeneratedKernel(
         f"{emitter.name}.{family}{suffix}", emitter.name, pattern_text(roots), first, emitter, tuple(others),
         precision, last,
-        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of(roots) + _drawn(roots) + _selecting(roots),
+        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of(roots) + _drawn(roots),
         setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])),
         prep={name: (transposed_matrix if emitter.arrays else prepared)(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
