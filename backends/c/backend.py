@@ -43,6 +43,7 @@ from .byte_values import byte_value_rows
 from .convolutions import HELPERS as PACKING
 from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
+from .emit.few_rows import PACKED_DTYPES, PACKED_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
 from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
@@ -53,6 +54,7 @@ from .integer_pools import integer_pool_rows
 from .integer_products import integer_product_rows
 from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
+from .processor import has_byte_dots
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
 from .recurrent_layers import recurrent_rows
 from .row_norms import row_norm_rows
@@ -71,7 +73,9 @@ def _narrow(t: Tensor) -> bool:
         return True
     if _batched(t):
         return _few_each(t.args[0].type)
-    return t.entry.law in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
+    if t.entry.law not in ("matmul", "linear") or t.args[1].rank != 2:
+        return False
+    return prod(concrete(t.args[0].shape)[:-1]) <= _most_rows(_is_packed(t.args[1]))
 
 
 def _batched(t: Tensor) -> bool:
@@ -79,8 +83,15 @@ def _batched(t: Tensor) -> bool:
     return t.entry.law == "attention" or (t.entry.law == "matmul" and t.args[1].rank > 2)
 
 
-def _few(x: Type) -> bool:
-    return prod(concrete(x.shape)[:-1]) <= ROWS
+def _most_rows(packed: bool) -> int:
+    """Largest number of rows of a product that C computes; `packed`: with a weight of packed numbers, which takes
+    dot products of bytes."""
+    return PACKED_ROWS if packed and has_byte_dots() else ROWS
+
+
+def _is_packed(weight: Tensor) -> bool:
+    """Whether a term is computed from bytes: packed numbers."""
+    return any(x.op == "input" and x.dtype in PACKED_DTYPES for x in topological([weight]))
 
 
 def _few_each(x: Type) -> bool:
@@ -202,10 +213,11 @@ class C(KernelGenerator):
         only if it has attention of few rows. Policies in which statistics of rows (means, variances) are read from
         memory (`FusionPolicy.spread_bare`) never are.
         """
-        products = 0
+        products, most = 0, _most_rows("dequantize" in view.op)
         for n, op in enumerate(view.op):
             if op in ("matmul", "linear") and len(view.types[view.children(n)[1]].shape) == 2:
-                products = max(products, int(_few(view.types[view.children(n)[0]])))
+                rows = prod(concrete(view.types[view.children(n)[0]].shape)[:-1])
+                products = max(products, int(rows <= most))
             elif op == "matmul" or OPS[op].law == "attention":
                 products = max(products, 2 * _few_each(view.types[view.children(n)[0]]))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)

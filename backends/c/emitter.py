@@ -11,6 +11,7 @@ from ...egraph.composites.composite import expand
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
@@ -22,10 +23,12 @@ from .emit.attention import few_row_attention
 from .emit.kernel import emit
 from .emit.lane_loops import WORTH
 from .emit.nest import LoopNest
+from .emit.packed_sums import multiplies_few_rows
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
 LINE = 8  # elements of a line of sums from which loops are computed in vectors
+VECTOR = 128  # most numbers of a weight in a vector of bytes (emit/integer_dots.py): codes of 4 bits
 SCALAR = 8.0  # flops in vectors in the time of an operation by itself
 ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
 
@@ -88,7 +91,7 @@ def _efficient(kernel: Kernel, shape: Shape) -> bool:
     if few_row_attention(kernel, shape) is not None:
         return True
     inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
-    return not inside and all(map(_streams, kernel.reductions))
+    return not inside and (multiplies_few_rows(kernel) or all(map(_streams, kernel.reductions)))
 
 
 def _streams(e: Expr) -> bool:
@@ -110,8 +113,17 @@ NEST = Strategy(
 
 
 PACKED = ".dots4"  # of the version of kernels that read bytes: raise it when only their text changes
+SMALL_GROUPS = ".quads1"  # of the version of those that read a scale for each few numbers, which dots_quads applies
 EXPONENTIAL = ".lanes1"  # of the version of kernels that compute exponentials (emit/lane_loops.py)
 ROWS_KEPT = ".rows1"  # of the version of kernels with expensive values in several loops (emit/nest.py)
+
+
+def _has_small_groups(t: Tensor) -> bool:
+    """Whether a term dequantizes numbers of which fewer than `VECTOR` neighbours have one scale."""
+    if t.op != "dequantize":
+        return False
+    numbers, scales = (concrete(x.shape)[-1] for x in t.args[:2])
+    return 1 < scales < numbers < VECTOR * scales
 
 
 @memo(4096)
@@ -161,7 +173,8 @@ class CEmitter(StrategyEmitter):
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in terms)
         exponential = any(not WORTH.isdisjoint(_atomic_ops(t)) for t in terms)
         rows = _keeps_rows(terms, len(roots) > 1)
-        return self.version + PACKED * bytes_ + EXPONENTIAL * exponential + ROWS_KEPT * rows
+        groups = bytes_ and any(map(_has_small_groups, terms))
+        return self.version + PACKED * bytes_ + SMALL_GROUPS * groups + EXPONENTIAL * exponential + ROWS_KEPT * rows
 
 
 EMITTER = CEmitter()

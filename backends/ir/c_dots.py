@@ -27,13 +27,16 @@ static inline bytes dots_all(uint8_t x) { return x - (bytes){0}; }
 static inline bytes dots_read(const void *p, uint8_t flip) { bytes r; __builtin_memcpy(&r, p, 64); return r ^ flip; }
 static inline bytes dots_bits(bytes x, int low, uint8_t mask) { return (bytes)((pairs)x >> low) & (mask - (bytes){0}); }
 #endif
-static inline floats dots_quarters(float a, float b, float c, float d)
+typedef float fours __attribute__((vector_size(16))); /* scales of the quarters of a vector */
+static inline fours fours_f32(const float *p) { fours r; __builtin_memcpy(&r, p, 16); return r; }
+static inline fours fours_f16(const _Float16 *p) { return (fours){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+static inline fours fours_bf16(const uint16_t *p)
 {
-#if defined(__AVX512F__) /* in registers: compilers store the quarters and load the whole, which waits for the stores */
-    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return (floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(_mm_setr_ps(a, b, c, d)));
+#if defined(__AVX2__)
+    return (fours)_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p)), 16);
 #else
-    return (floats){a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
+    typedef uint32_t words32 __attribute__((vector_size(16)));
+    return (fours)((words32){p[0], p[1], p[2], p[3]} << 16);
 #endif
 }
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512BW__))
@@ -43,7 +46,7 @@ static inline floats dots_quarters(float a, float b, float c, float d)
 #endif
 /* Sums of products of four neighbouring bytes with digits: int_sums, 16 sums of 32 bits; digit_sums, those of the highest
    two digits (planes `low` bytes apart) of a row, apart from each other; word_sums, the same for dots_split's words.
-   evens: sums that have one scale, which may be added up in any number of lanes. */
+   evens: sums that have one scale, which may be added up in any number of lanes; quads: 16 sums, a scale for each four. */
 #if defined(__AVX2__) && !defined(__AVX512BW__)
 typedef bytes int_sums;
 typedef struct { __m256i high[2], low[2]; } digit_sums;
@@ -81,6 +84,25 @@ static inline evens evens_fma(evens x, evens y, evens z) { return _mm256_fmadd_p
 #else
 static inline evens evens_fma(evens x, evens y, evens z) { return x * y + z; }
 #endif
+typedef struct { __m256 half[2]; } quads;
+static inline quads quads_all(float x) { return (quads){{_mm256_set1_ps(x), _mm256_set1_ps(x)}}; }
+static inline quads quads_of(floats x) { quads r; __builtin_memcpy(&r, &x, 64); return r; }
+static inline quads quads_read(fours x)
+{
+    const __m256 v = _mm256_castps128_ps256((__m128)x);
+    return (quads){{_mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)),
+                    _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3))}};
+}
+static inline quads dots_quads(int_sums x) { return (quads){{_mm256_cvtepi32_ps(x.half[0]), _mm256_cvtepi32_ps(x.half[1])}}; }
+static inline quads quads_fma(quads x, quads y, quads z)
+{
+    return (quads){{evens_fma(x.half[0], y.half[0], z.half[0]), evens_fma(x.half[1], y.half[1], z.half[1])}};
+}
+static inline evens quads_scaled(quads x, quads scale, float step, evens sums)
+{
+    const evens low = _mm256_mul_ps(x.half[0], scale.half[0]);
+    return evens_fma(evens_fma(x.half[1], scale.half[1], low), _mm256_set1_ps(step), sums);
+}
 static inline float evens_sum(evens x)
 {
     __m128 r = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -112,6 +134,15 @@ static inline int_sums dots_of_few(digit_sums s)
 #endif
     return r;
 }
+static inline evens dots_evens_of_few(digit_sums s) /* of so few products that both halves together fit into 16 bits */
+{
+#if defined(__AVXVNNI__)
+    return dots_evens(dots_of_few(s));
+#else
+    const __m256i high = _mm256_add_epi16(s.high[0], s.high[1]), low = _mm256_add_epi16(s.low[0], s.low[1]);
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)), _mm256_madd_epi16(low, _mm256_set1_epi16(1))));
+#endif
+}
 #else
 typedef ints int_sums;
 typedef struct { ints high, low; } digit_sums;
@@ -132,11 +163,27 @@ static inline evens evens_of(floats x) { return x; }
 static inline evens evens_all(float x) { return lanes(x); }
 static inline evens evens_fma(evens x, evens y, evens z) { return lanes_fma(x, y, z); }
 static inline float evens_sum(evens x) { return lanes_sum(x); }
+typedef floats quads;
+static inline quads quads_all(float x) { return lanes(x); }
+static inline quads quads_of(floats x) { return x; }
+static inline quads quads_read(fours x)
+{
+#if defined(__AVX512F__) /* in registers: compilers store the quarters and load the whole, which waits for the stores */
+    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return (quads)_mm512_permutexvar_ps(order, _mm512_castps128_ps512((__m128)x));
+#else
+    return (quads){x[0], x[0], x[0], x[0], x[1], x[1], x[1], x[1], x[2], x[2], x[2], x[2], x[3], x[3], x[3], x[3]};
+#endif
+}
+static inline quads dots_quads(int_sums x) { return lanes_float(x); }
+static inline quads quads_fma(quads x, quads y, quads z) { return lanes_fma(x, y, z); }
+static inline evens quads_scaled(quads x, quads scale, float step, evens sums) { return lanes_fma(x * scale, lanes(step), sums); }
 static inline digit_sums dots_few(digit_sums s, bytes x, const int8_t *y, long low)
 {
     return (digit_sums){dots_sum(s.high, x, y), dots_sum(s.low, x, y + low)};
 }
 static inline int_sums dots_of_few(digit_sums s) { return (s.high << 8) + s.low; }
+static inline evens dots_evens_of_few(digit_sums s) { return dots_evens(dots_of_few(s)); }
 #endif
 #if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
 #define DOTS_WORDS 1 /* without dot products of bytes, numbers from 64 on are multiplied as words of 16 bits */

@@ -3,9 +3,10 @@
 
 The model has the sizes of Qwen2-0.5B, random weights, and an output matrix apart from the embedding. Parts:
 
-- `kernels`: products of one row with each matrix, packed (int4, int8) and bfloat16: the generated C kernel, ONNX
-  Runtime's MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1), PyTorch's bfloat16
-  product. µs, GB/s of the weight's bytes, and GB/s as a share of those of a plain pass over the same bytes.
+- `kernels`: products of one row (`--rows N`) with each matrix, packed (int4, int8) and bfloat16: the generated C
+  kernel, ONNX Runtime's MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1),
+  PyTorch's bfloat16 product. µs, GB/s of the weight's bytes, and GB/s as a share of those of a plain pass over the
+  same bytes.
 - `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and
   the same layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of
   float32 for float32 and bfloat16, of which it has no product on a CPU), float32 and bfloat16 also in PyTorch, eager
@@ -104,8 +105,9 @@ def machine() -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- kernels
-def parts_of(form: str, columns: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Random operands of a weight [columns, length] in a form, as the generated kernel reads them."""
+def parts_of(form: str, columns: int, length: int, group: int = 128) -> dict[str, np.ndarray[Any, Any]]:
+    """Random operands of a weight [columns, length] in a form, with a scale for each `group` numbers of a column, as
+    the generated kernel reads them."""
     rng = np.random.default_rng(0)
     if form == "bfloat16":
         return {"w": rng.integers(0x3C00, 0x3C80, (columns, length), np.uint16)}
@@ -113,12 +115,12 @@ def parts_of(form: str, columns: int, length: int) -> dict[str, np.ndarray[Any, 
     codes = rng.integers(0, 255, size, np.uint8)
     return {
         "q": codes if form == "int4" else codes.view(np.int8),
-        "scale": np.full((columns, length // 128), 0x3C00, np.uint16),
+        "scale": np.full((columns, length // group), 0x3C00, np.uint16),
     }
 
 
-def generated_call(form: str, columns: int, length: int) -> tuple[Call, int]:
-    """(the generated C kernel of a float32 row times a weight, over rotating copies; bytes of the weight)."""
+def generated_call(form: str, columns: int, length: int, rows: int = 1, group: int = 128) -> tuple[Call, int]:
+    """(the generated C kernel of float32 rows times a weight, over rotating copies; bytes of the weight)."""
     import tensor_graphs.egraph.builders.builders as t
     from tensor_graphs.backends.c.emit.kernel import emit
     from tensor_graphs.backends.c.helpers import c_library
@@ -128,14 +130,14 @@ def generated_call(form: str, columns: int, length: int) -> tuple[Call, int]:
     from tensor_graphs.extract.model.kernel import contiguous
     from tensor_graphs.models.common import quantization
 
-    parts = parts_of(form, columns, length)
+    parts = parts_of(form, columns, length, group)
     kinds = {n: "bfloat16" if v.dtype == np.uint16 else v.dtype.name for n, v in parts.items()}
     leaves = {n: t.input(n, v.shape, kinds[n]) for n, v in parts.items()}
     weight = leaves["w"] if form == "bfloat16" else quantization.dequantized(form, leaves["q"], leaves["scale"])
-    x = t.input("x", (1, length))
+    x = t.input("x", (rows, length))
     shapes = {n: (v.shape, kinds[n]) for n, v in parts.items()} | {
-        "x": ((1, length), "float32"),
-        "out": ((1, columns), "float32"),
+        "x": ((rows, length), "float32"),
+        "out": ((rows, columns), "float32"),
     }
     kernel = kernel_of(
         t.matmul(x, t.transpose(t.cast(weight, "float32"))), {leaf: n for n, leaf in (*leaves.items(), ("x", x))},
@@ -146,38 +148,40 @@ def generated_call(form: str, columns: int, length: int) -> tuple[Call, int]:
     nbytes = sum(v.nbytes for v in parts.values())
     copies = [parts, *({n: v.copy() for n, v in parts.items()} for _ in range(min(40, BYTES // nbytes)))]
     ends = {
-        "x": np.random.default_rng(1).standard_normal((1, length), np.float32),
-        "out": np.empty((1, columns), np.float32),
+        "x": np.random.default_rng(1).standard_normal((rows, length), np.float32),
+        "out": np.empty((rows, columns), np.float32),
     }
     given = [[ctypes.c_void_p({**copy, **ends}[n].ctypes.data) for n in kernel.buffers] for copy in copies]
     return _rotating([lambda g=g, keep=(copies, ends): function(*g) for g in given]), nbytes
 
 
-def runtime_call(form: str, columns: int, length: int, level: int, threads: int) -> Call:
-    """ONNX Runtime's MatMulNBits of a row, over rotating copies, each a model (nodes of one model would run as one
+def runtime_call(
+    form: str, columns: int, length: int, level: int, threads: int, rows: int = 1, group: int = 128
+) -> Call:  # fmt: skip
+    """ONNX Runtime's MatMulNBits of some rows, over rotating copies, each a model (nodes of one model would run as one
     call).
     """
     from onnx import TensorProto, helper
 
     bits, rng = (4 if form == "int4" else 8), np.random.default_rng(0)
     node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=length, N=columns, bits=bits,
-                            block_size=128, accuracy_level=level)  # fmt: skip
-    weights = _packed_initializers(helper, TensorProto, "w", "s", columns, length, bits, rng)
+                            block_size=group, accuracy_level=level)  # fmt: skip
+    weights = _packed_initializers(helper, TensorProto, "w", "s", columns, length, bits, rng, group)
     graph = helper.make_graph(
-        [node], "product", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, length])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, columns])], weights,
+        [node], "product", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, length])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])], weights,
     )  # fmt: skip
     count = 1 + min(40, BYTES // (columns * length * bits // 8))
     sessions = [_session(helper, graph, threads) for _ in range(count)]
-    x = {"x": rng.standard_normal((1, length), np.float32)}
+    x = {"x": rng.standard_normal((rows, length), np.float32)}
     return _rotating([lambda s=s: s.run(None, x) for s in sessions])
 
 
 def _packed_initializers(
-    helper: Any, kinds: Any, w: str, s: str, columns: int, length: int, bits: int, rng: Any
+    helper: Any, kinds: Any, w: str, s: str, columns: int, length: int, bits: int, rng: Any, group: int = 128
 ) -> list[Any]:
-    blocks = length // 128
-    codes = rng.integers(0, 255, (columns, blocks, 128 * bits // 8), np.uint8)
+    blocks = length // group
+    codes = rng.integers(0, 255, (columns, blocks, group * bits // 8), np.uint8)
     scales = np.full((columns, blocks), 0.02 / 2**bits, np.float32)
     return [
         helper.make_tensor(w, kinds.UINT8, codes.shape, codes.tobytes(), raw=True),
@@ -225,23 +229,26 @@ def _rotating(calls: list[Call]) -> Call:
     return call
 
 
-def kernels(threads: int, seconds: float, names: list[str], realtime: bool = False) -> list[dict[str, Any]]:
-    """Rows of the table of products, for the matrices in `names`."""
+def kernels(
+    threads: int, seconds: float, names: list[str], realtime: bool = False, count: int = 1, group: int = 128
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows of the table of products of `count` rows, for the matrices in `names`; bfloat16 of one row only."""
     rows = []
     for name, (columns, length) in ((n, SHAPES[n]) for n in names):
-        for form in FORMS:
-            own, nbytes = generated_call(form, columns, length)
+        for form in FORMS if count == 1 else FORMS[:2]:
+            own, nbytes = generated_call(form, columns, length, count, group)
             calls = {"ours": own, "read": read_call(nbytes)}
             if form == "bfloat16":
                 calls["torch"] = torch_call(columns, length)
             else:
                 levels = {"int8": 4, "float": 1} if form == "int4" else {"int8": 4}
                 calls |= {
-                    f"onnxruntime-{n}": runtime_call(form, columns, length, v, threads) for n, v in levels.items()
+                    f"onnxruntime-{n}": runtime_call(form, columns, length, v, threads, count, group)
+                    for n, v in levels.items()
                 }
             us = in_turns(calls, seconds, threads, realtime)
             best = min(v for n, v in us.items() if n not in ("ours", "read"))
-            row = {"matrix": name, "form": form, "bytes": nbytes, "us": {n: round(v, 1) for n, v in us.items()},
+            row = {"matrix": name, "form": form, "rows": count, "group": group, "bytes": nbytes, "us": {n: round(v, 1) for n, v in us.items()},
                    "gb_per_s": round(nbytes / us["ours"] / 1e3, 1), "of_reading": round(us["read"] / us["ours"], 2),
                    "times_best_peer": round(best / us["ours"], 2)}  # fmt: skip
             rows.append(row)
@@ -397,6 +404,8 @@ def main() -> None:
     ask.add_argument("--budget", type=float, default=120.0, help="seconds of search of the step")
     ask.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     ask.add_argument("--only", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="matrices of `kernels`")
+    ask.add_argument("--rows", type=int, default=1, help="rows of `kernels`")
+    ask.add_argument("--group", type=int, default=128, help="numbers of a weight with one scale, of `kernels`")
     ask.add_argument("--forms", nargs="+", choices=STEPS, default=["int4"], help="weights of `step`")
     ask.add_argument("--ggml", type=Path, help="folder of llama.cpp's source with a build in its folder b")
     ask.add_argument("--realtime", action="store_true", help="timed runs at real-time priority (root)")
@@ -407,7 +416,8 @@ def main() -> None:
     found: dict[str, Any] = {"machine": machine(), "threads": options.threads}
     for part in options.parts or ["kernels", "step"]:
         if part == "kernels":
-            found["kernels"] = kernels(options.threads, options.seconds, options.only, options.realtime)
+            given = options.seconds, options.only, options.realtime, options.rows, options.group
+            found["kernels"] = kernels(options.threads, *given)
         else:
             found["step"] = [
                 step(

@@ -94,8 +94,11 @@ def _leaves(root: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("integers", [False, True])
 def test_c(dtype: str, integers: bool) -> None:
     functions, calls = dict[str, str](), dict[str, tuple[Tensor, list[str]]]()
-    for n, form in enumerate(DOTS if integers and dtype == "bfloat16" else FORMS):
-        root = t.tanh(product(form)) + t.input("r", (1, COLUMNS)) if form == "zeros" else product(form)
+    several = itertools.product(("int4", "int8", "short groups"), (3,)) if integers else ()  # one pass over the weight
+    of_one = DOTS if integers and dtype == "bfloat16" else FORMS
+    for n, (form, rows) in enumerate([*((form, 1) for form in of_one), *several]):
+        root = product(form, rows)
+        root = t.tanh(root) + t.input("r", (rows, COLUMNS)) if form == "zeros" else root
         names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
         own = lambda kind: dtype if kind == "float32" else kind
         buffers = {name: c_buffer(leaf.type, own(leaf.dtype)) for leaf, name in names.items()}
@@ -104,10 +107,11 @@ def test_c(dtype: str, integers: bool) -> None:
         calls[f"f{n}"] = root, list(kernel.buffers)
         assert ("lanes_fma" in text) == (form != "neighbours"), form
         assert ("dots_split(" in text) == (integers and form in DOTS), form
+        assert rows == 1 or text.index("for (long m") < text.rindex("if (!whole"), (form, "numbers are read once")
     made = library(functions)
     for name, (root, order) in calls.items():
         given = {n: v.astype(numpy_dtype(dtype)) if v.dtype == np.float32 else v for n, v in values(root).items()}
-        out = np.full((1, COLUMNS), 7, numpy_dtype(dtype))
+        out = np.full(root.shape, 7, numpy_dtype(dtype))
         getattr(made, name)(*(pointer(out if n == "out" else given[n]) for n in order))
         wanted = evaluate(
             [root], {n: v.astype(np.float64) if v.dtype.itemsize != 1 else v for n, v in given.items()}, float64=True
@@ -127,17 +131,18 @@ def integer_product(root: Tensor, dtype: str = "float32") -> tuple[Any, list[str
 
 @pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 def test_integer_dots_keep_values_that_are_not_finite_and_small_ones() -> None:
-    root = product("int8")
-    function, order = integer_product(root)
-    given = {**values(root), "out": np.zeros((1, COLUMNS), np.float32)}
-    x = given["x"][0].copy()
-    for place, value in ((0, np.nan), (300, np.inf), (511, -np.inf), (7, 1e-38), (7, 3e34)):
-        given["x"][0] = x if abs(value) > 1e-30 else 0.0
-        given["x"][0, place] = value
-        function(*(pointer(given[n]) for n in order))
-        with np.errstate(all="ignore"):
-            wanted = evaluate([root], given)[0]
-        np.testing.assert_allclose(given["out"], wanted, rtol=2e-5, err_msg=str(value))
+    for rows in (1, 2):
+        root = product("int8", rows)
+        function, order = integer_product(root)
+        given = {**values(root), "out": np.zeros((rows, COLUMNS), np.float32)}
+        x = given["x"][-1].copy()
+        for place, value in ((0, np.nan), (300, np.inf), (511, -np.inf), (7, 1e-38), (7, 3e34)):
+            given["x"][-1] = x if abs(value) > 1e-30 else 0.0
+            given["x"][-1, place] = value
+            function(*(pointer(given[n]) for n in order))
+            with np.errstate(all="ignore"):
+                wanted = evaluate([root], given)[0]
+            np.testing.assert_allclose(given["out"], wanted, rtol=2e-5, err_msg=str(value))
 
 
 @pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")

@@ -303,7 +303,8 @@ def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
         assert counts == sorted(counts) and counts[0] == 0 and any(0 < n < every["triton"] for n in counts), asked
 
 
-def test_products_with_packed_weights_are_there_whatever_the_time() -> None:
+@pytest.mark.parametrize("rows", [1, 8])
+def test_products_with_packed_weights_are_there_whatever_the_time(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU each product of a row has its kernel on the packed weight though nothing else is generated or bound, and
     a plan without any measurement reads packed weights; on a GPU the clock ends them, too."""
     hidden = tg.input("x", (1, 256))
@@ -312,6 +313,7 @@ def test_products_with_packed_weights_are_there_whatever_the_time() -> None:
         hidden = tg.relu(hidden @ t.transpose(t.cast(quantization.dequantized("int4", codes, scale), "float32")))
     view = view_of(Graph.of(hidden))
     products = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "matmul"}
+    monkeypatch.setattr(c_backend, "has_byte_dots", lambda: True)
 
     def reads_codes(names: list[str]) -> list[Candidate]:
         found = candidate_hypergraph(view, [backend(n) for n in names], view_strides, enough=lambda bound: True)

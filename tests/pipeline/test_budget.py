@@ -801,6 +801,19 @@ def test_kernels_are_generated_until_the_measuring_processes_have_started() -> N
     assert enough(False)
 
 
+def test_generation_on_a_cpu_leaves_time_for_measuring() -> None:
+    """Kernels were matched until a fifth of the budget was left, and none of them was measured on a busy machine."""
+    moment = [0.0]
+    host = [backend("numpy"), backend("c")]
+    options = ({}, {"budget": 9.0}, {"measure": False})
+    limits = [generation_limit(Session(Options(**{"budget": 60.0, **o}), now=lambda: moment[0]), host) for o in options]
+    assert not any(enough(False) for enough in limits)
+    moment[0] = 25.0
+    assert limits[0](False) and not limits[0](True), "what is generated is bound"
+    moment[0] = 50.0
+    assert [enough(False) for enough in limits] == [True, False, False] and limits[0](True)
+
+
 def test_the_least_time_of_generation_counts_from_the_start_of_the_processes_that_lower() -> None:
     """Else a small budget, in which they start late, had plans of library kernels only."""
     moment, pool = [0.0], SimpleNamespace(starting=True)

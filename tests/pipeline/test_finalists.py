@@ -311,6 +311,18 @@ def test_compilers_take_no_time_from_timing_and_leave_some_for_the_stages_after(
     assert 0.0 == launching_s(small) < after_finalists_s(small) < after_search_s(small) < 2.5
 
 
+def test_ways_to_launch_that_are_compiled_in_time_are_tried_without_the_others(
+    choice: Choice, results: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_launching, "_calls", lambda plan, overlaps: overlaps)
+    session: Any = Session(Options(backend="gpu", budget=60.0))
+    build: Any = lambda c: Overlapping(c, 10.0)
+    compiled: Any = lambda overlaps, seconds: overlaps == ["held"]
+    forms = time_launching.other_forms(session, choice, build(choice), build, compiled)
+    assert [c.launching for c, _ in forms] == ["held"]
+    assert session.omitted == [Omission(OmittedWork.TIMING_OVERLAPS)]
+
+
 def test_ways_to_launch_take_the_time_of_further_inputs_of_the_verification(choice: Choice, results: list[Any]) -> None:
     best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), 1.0, verification_s=6.0, budget=20.0)
     assert best.launching == "held" and session.omitted == []

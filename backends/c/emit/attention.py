@@ -26,8 +26,8 @@ from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
 from ...ir.tiling import Shape, shape_of
 from ...ir.unfusable import if_fusable
 from .nest import LoopScope
+from .packed_sums import PackedSums
 from .spelling import stored
-from .values import CValues
 
 ROWS = 16  # maximum rows
 BLOCK = 32  # positions of a block: its keys, values and scores stay in the first cache
@@ -121,7 +121,7 @@ def padded(size: int) -> int:
     return -(-size // 16) * 16
 
 
-class AttentionWriter(CValues):
+class AttentionWriter(PackedSums):
     """Writer of the loops of a C function for attention of few rows (decode steps)."""
 
     sums: set[Expr] = set()  # scores and what is summed over positions

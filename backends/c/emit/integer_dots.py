@@ -60,6 +60,14 @@ class DotGroup:
     scales: tuple[Expr, ...]
     offsets: tuple[Expr, ...]
 
+    def scales_at(self) -> tuple[str, str, Index] | None:
+        """(dtype, operand, index of the first) of the scales if they are neighbours in an operand, else None."""
+        if any(e.op != "load" or e.args for e in self.scales):
+            return None
+        operand, first, _, dtype = self.scales[0].value
+        known = all(e.value == (operand, first + q, (), dtype) for q, e in enumerate(self.scales))
+        return (dtype, operand, first) if known else None
+
 
 @dataclass(frozen=True)
 class IntegerDots:
@@ -76,9 +84,9 @@ class IntegerDots:
         return all(len(set(values)) == 1 for g in self.groups for values in (g.scales, g.offsets))
 
 
-def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
+def integer_dots(b: Builder, e: Expr, parts: BlockedSum, rows: Axis | None = None) -> IntegerDots | None:
     """The sum `e`, whose blocks are `parts`, as integer dot products made in builder `b`; None if it is no product of
-    floats and packed integers."""
+    floats and packed integers. `rows`: the axis over several rows of floats, on which weights do not depend."""
     over, under = factors(e.args[0])
     start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
 
@@ -92,7 +100,10 @@ def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
     row = b.product([f for f in over if f is not numbers[0] and parts.lane in first(f).axes],
                     [f for f in under if parts.lane in first(f).axes])  # fmt: skip
     found = [_chunk(b, body, parts) for body in parts.bodies]
-    if row.axes != {e.axis} or row.kind != "float" or any(c is None for c in found):
+    own = {e.axis} if rows is None else {e.axis, rows}
+    if row.axes != own or row.kind != "float" or any(c is None for c in found):
+        return None
+    if any(rows in x.axes for c in found if c is not None for x in c[1:]):
         return None
     return _vectors(row, [c for c in found if c is not None], parts.lane)
 

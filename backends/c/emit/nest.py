@@ -15,6 +15,7 @@ from ...ir.kernel import Kernel
 from ...ir.op_texts import costly, flops
 from ...ir.tiling import shape_of
 from ...ir.unfusable import Unfusable, if_fusable
+from .few_rows import few_rows
 from .spelling import DOUBLE, SINGLE, TYPES
 
 ROW = 65536  # maximum elements of a row buffer: 256 KB of float32, a share of an L2 cache
@@ -83,6 +84,7 @@ class LoopNest:
             raise Unfusable(f"no C type for {', '.join(sorted(dtypes_ - TYPES.keys()))}")
         self.wide = kernel.compute_dtype == "float64"
         self.real, self.spelling = ("double", DOUBLE) if self.wide else ("float", SINGLE)
+        self.few_rows = few_rows(kernel) if self.integers and not self.wide else None
         self.axes = self._ordered()
         self.inner = self.axes[-1] if self.axes else None
         self.block = 0  # accumulators per line
@@ -100,9 +102,11 @@ class LoopNest:
         self._check()
 
     def _ordered(self) -> list[Axis]:
-        """The parallel axes, outermost first; the axis with contiguous stores is innermost."""
+        """The parallel axes, outermost first; the axis with contiguous stores is innermost, or that over the rows that
+        one pass over packed weights serves."""
         at = max((s.at for s in self.kernel.stores), key=lambda at: len(at.axes))
-        return sorted(self.kernel.axes, key=lambda a: -abs(at.coefficient(a)) if a in dict(at.terms) else -(1 << 62))
+        steps = {a: abs(at.coefficient(a)) if a in dict(at.terms) else 1 << 62 for a in self.kernel.axes}
+        return sorted(self.kernel.axes, key=lambda a: (a == self.few_rows, -steps[a]))
 
     def _across(self, e: Expr) -> bool:
         """Whether a reduction's operands are contiguous along the innermost parallel axis instead of the reduction

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from ...ir.c_expressions import position
 from ...ir.expr import NEUTRAL, Expr, below_maximum
 from ...ir.index import Axis, Index, index
 from ...ir.unfusable import Unfusable
 from .blocked import LANES, BlockedSum, blocked
-from .dot_writer import SplitRow
-from .integer_dots import IntegerDots, integer_dots
 from .lane_loops import MATH, MathLanes, in_lanes, whole_lanes
-from .lanes import LaneWriter
 from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
 
 #: reduction -> statement that combines the vector {1} of partial results with the vector {0}; a NaN remains.
 LANE_STEPS = {"sum": "+= {0}", "max": f"= {MATH['maximum']}", "min": f"= {MATH['minimum']}"}
-SUMS = 8  # sums over packed numbers from which splitting the row into integers pays
 
 
 class CValues(LoopNest):
@@ -171,7 +165,7 @@ class CValues(LoopNest):
         begin = self._reduced_in_lanes(e, name, watch, place) if e.kind == "float" and monoid in LANE_STEPS else "0"
         loop = place.opened(axis, f"for (long {axis} = {begin}; {axis} < {axis.size}; {axis}++)")
         whole = self.wide or self._alike(body) in self.kept  # not its factors
-        operands = _product(body) if monoid == "sum" and not whole else None
+        operands = product_of(body) if monoid == "sum" and not whole else None
         if operands is not None:
             x, y = (self.value(o, loop) for o in operands)
             loop.items.append(f"{name} = FMA({x}, {y}, {name});")
@@ -211,66 +205,8 @@ class CValues(LoopNest):
         return whole
 
     def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:
-        """Write a sum in blocks, a loop over blocks with a vector of accumulators; returns the sum's variable.
-
-        If integer dot products pay, a loop in integers comes first, and the loop in floats is its fallback.
-        Raises Unfusable for operations without a text over vectors.
-        """
-        sums, total = self._fresh("sums"), self._fresh("v")
-        place.items.append(f"floats {sums} = lanes(0.0f);")
-        worth = self.integers and prod(a.size for a in place.bound) >= SUMS
-        found = integer_dots(self.kernel.builder, e, parts) if worth else None
-        even = self._fresh("sums") if found is not None and found.even else ""
-        place.items += [f"evens {even} = evens_all(0.0f);"] if even else []
-        whole = self._integer_loop(e, parts, found, even or sums, place) if found is not None else ""
-        self._lane_loop(parts, sums, place, whole)
-        result = f"{whole} ? evens_sum({even}) : lanes_sum({sums})" if even else f"lanes_sum({sums})"
-        place.items.append(f"const float {total} = {result};")
-        return total
-
-    def _lane_loop(self, parts: BlockedSum, sums: str, place: LoopScope, unless: str) -> None:
-        """Write the loop over blocks in floats.
-
-        `unless`: variable of the condition under which the loop is skipped; "" for none.
-        """
-        loop = _block_loop(place, parts.block, f"!{unless}" if unless else "")
-        lanes = LaneWriter(parts.lane, lambda e: self.value(e, loop), self._fresh)
-        part = "lanes(0.0f)"
-        for body in parts.bodies:
-            x, y = _product(body) or (body, self.kernel.builder.const(1.0))
-            text, part = f"lanes_fma({lanes.vector(x)}, {lanes.vector(y)}, {part})", lanes.fresh("l")
-            lanes.lines.append(f"const floats {part} = {text};")
-        scale = " * ".join(self.value(f, loop) for f in parts.shared)
-        loop.items += [
-            *lanes.lines,
-            f"{sums} = lanes_fma({part}, lanes({scale}), {sums});" if scale else f"{sums} += {part};",
-        ]
-        loop.close()
-
-    def _integer_loop(self, e: Expr, parts: BlockedSum, dots: IntegerDots, sums: str, place: LoopScope) -> str:
-        """Write the loop over blocks in integers and, before all loops, the splitting of the row into planes of
-        integers. Returns the variable that is true if the loop runs."""
-        narrow = any(b.dtype in ("float16", "bfloat16") for b in self.kernel.buffers.values())
-        planes = 2 if narrow else 3  # 16 or 24 bits
-        order = tuple(v.chunks for v in dots.vectors), tuple(g.vectors for g in dots.groups)
-        key = e.axis, dots.row, order, SplitRow.in_words(dots)
-        if key not in self.split:
-            top = place
-            while top.parent is not None:
-                top = top.parent
-            made = self.split[key] = SplitRow.named(self._fresh, planes, parts.block.size, dots)
-            top.items.append(f"float {made.row}[{e.axis.size}];")
-            fill = top.opened(e.axis, f"for (long {e.axis} = 0; {e.axis} < {e.axis.size}; {e.axis}++)")
-            fill.items.append(f"{made.row}[{e.axis}] = {self.value(dots.row, fill)};")
-            self._vector(fill)
-            fill.close()
-            top.items += made.declared(dots)
-        split: SplitRow = self.split[key]
-        loop = _block_loop(place, parts.block, split.whole)
-        lines = split.summed(dots, parts.block, sums, lambda x: self.value(x, loop), self._at, self._fresh)
-        loop.items += lines
-        loop.close()
-        return split.whole
+        """Write a sum in blocks; returns C text of its value (emit/packed_sums.py)."""
+        raise NotImplementedError
 
     def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
         """(axis of the unrolled loop, bodies of one iteration) of a loop unrolled by up to 8, so that accumulators are
@@ -305,7 +241,7 @@ class CValues(LoopNest):
             line.items.append(f"{self._type(e.kind)} {total} = {self._neutral(e)};")
         watch = "" if e.kind != "float" or monoid in ("sum", "prod") else "here"
         for part in bodies:
-            operands = _product(part) if monoid == "sum" and not self.wide else None
+            operands = product_of(part) if monoid == "sum" and not self.wide else None
             if operands is not None:
                 x, y = (self.value(o, line) for o in operands)
                 line.items.append(f"{total} = FMA({x}, {y}, {total});")
@@ -337,12 +273,6 @@ class CValues(LoopNest):
         scope.head.insert(0, "#pragma omp simd" + reductions)
 
 
-def _block_loop(place: LoopScope, block: Axis, condition: str) -> LoopScope:
-    """Open a loop over blocks, which runs if the C expression `condition` is true ("": always)."""
-    head = [f"if ({condition})"] if condition else []
-    return place.opened(block, *head, f"for (long {block} = 0; {block} < {block.size}; {block}++)")
-
-
 def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
     """C statements that combine the accumulator `total` with a value `x`.
 
@@ -356,6 +286,6 @@ def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
     return [f"{total} = {x} {beats} {total} ? {x} : {total};", *([f"{watch} |= {x} != {x};"] if watch else [])]
 
 
-def _product(e: Expr) -> tuple[Expr, Expr] | None:
+def product_of(e: Expr) -> tuple[Expr, Expr] | None:
     """The two factors of a float product; None for other expressions."""
     return (e.args[0], e.args[1]) if e.op == "mul" and e.kind == "float" else None

@@ -33,7 +33,7 @@ from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
 from .context.reserves import COMPILING_S, after_search_on_host_s, ending_s
 from .context.session import VERIFYING_S, Session, open_store
-from .costs.measuring import take_measurer
+from .costs.measuring import start_on_host, take_measurer
 from .costs.prices import CostPricer
 from .forms.choose_form import faster_unoptimized
 from .overlapped_tuning import OverlappedTuning, start_tuning
@@ -104,6 +104,8 @@ def _search_task(session: Session, task: Task) -> SearchResult:
             _expect(session, task, derived=True)
         kept = 0.0 if task.on_gpu else after_search_on_host_s(session)
         rewritten = rewrite(session, task.work, blocks, kept, late=rewriting_is_late(session, tuning))
+        if measurer is not None and not task.on_gpu:
+            start_on_host(session.options, task.backends, measurer)
         graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None

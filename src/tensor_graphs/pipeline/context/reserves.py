@@ -21,9 +21,9 @@ WHOLE_S, WHOLE_S_PER_NODE = 1.5, 1e-4
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 SCHEDULES, SCHEDULES_S = 0.1, 4.0  # timing schedules in the program: share of the budget, and seconds at most
-# that time is reserved for models with at most so many bytes of weights: larger models have long kernels, which gained
-# little by other schedules, and the time of measuring them is short
-FEW_WEIGHTS = 3e9
+# that time is reserved for models with at most so many bytes of weights, as they are stored: larger models have long
+# kernels, which gained little by other schedules, and the time of measuring them is short
+FEW_WEIGHTS = 8e9
 HOLDING = 0.35  # further time, as a share of that: measuring kernels in a short form that are tried in the program
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 COMPILING_S, HOST_ENDING_S = 0.5, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it

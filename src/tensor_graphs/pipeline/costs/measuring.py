@@ -111,6 +111,16 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
     return measurer
 
 
+def start_on_host(options: Options, backends: Sequence[Backend], measurer: Measurer) -> None:
+    """Start the process that measures CPU kernels, if it has not started with the search, and import PyTorch here, both
+    while kernels are matched, which takes as long as these imports on a busy machine."""
+    if options.budget > SMALL_S:
+        with suppress(WorkerError):  # the error is raised again by the first measurement
+            measurer.start()
+        if _has_torch(backends):
+            import_in_background(["torch"])
+
+
 def measures(options: Options) -> bool:
     """Whether a search measures kernels."""
     return options.measure and not options.deterministic
@@ -206,5 +216,6 @@ __all__ = [
     "measurer_of",
     "measurer_started",
     "start_measurer",
+    "start_on_host",
     "take_measurer",
 ]

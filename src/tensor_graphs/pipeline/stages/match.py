@@ -186,15 +186,18 @@ def begins_in_time(session: Session) -> bool:
 
 
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
-    """Predicate that ends kernel generation on a GPU: the argument `enough` of `candidate_hypergraph`.
+    """Predicate that ends kernel generation: the argument `enough` of `candidate_hypergraph`. On a CPU with a budget
+    above SMALL_S, kernels that are generated later would take the time of measuring those that are known.
 
-    Always false without library kernels, since there may then be no plan without generated ones. The least time of
+    Always false without library kernels, since there may then be no plan without generated ones, and on a CPU within a
+    small budget or without measuring. The least time of
     generation counts from the first call, and, as long as layouts have time, from when worker processes that lower
     kernels have started. Binding in layouts, which follows generation, has a share of the least time of its own:
     kernels that are not bound are of no use.
     """
     began, binding, budget = math.inf, math.inf, session.options.budget
-    timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
+    measured = on_gpu(backends) or (session.options.measure and budget > SMALL_S)
+    timed = measured and not (only_generated(backends) or session.options.deterministic)
     least = max(_least_matching(session), GENERATING_SMALL * budget if budget <= SMALL_S else 0.0)
 
     def enough(bound: bool) -> bool:

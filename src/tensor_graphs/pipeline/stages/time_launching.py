@@ -48,8 +48,9 @@ def other_forms(
     """For each launch overlap of the kernels of `choice` other than that of `program`: the choice with it, and its
     program.
 
-    `build` returns the program of a choice of kernels. `compiler` compiles these programs' kernels in advance.
-    Empty without a compiler, and if there is no time; the session's list of omitted work then says so.
+    `build` returns the program of a choice of kernels. `compiler` compiles these programs' kernels in advance; an
+    overlap whose kernels are not compiled in time is left out. Empty without a compiler, and if there is no time. The
+    session's list of omitted work says so in either case.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
@@ -62,7 +63,7 @@ def other_forms(
         return []
     if not compiler(_calls(plan, overlaps), max(0.0, _seconds_left(session))):
         session.omitted.append(Omission(OmittedWork.TIMING_OVERLAPS))
-        return []
+        overlaps = [one for one in overlaps if compiler(_calls(plan, [one]), 0.0)]
     choices = [replace(choice, launching=one) for one in overlaps]
     return [(c, build(c)) for c in choices]
 
