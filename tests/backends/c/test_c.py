@@ -318,7 +318,10 @@ GAPS = {
     "cross_entropy": "notimpl: the kernel IR has no index expression for it",
     "scatter_elements": "notimpl: but for mode set",
     **dict.fromkeys(("floordiv", "mod"), "notimpl: of integers alone"),
-    **dict.fromkeys(("matmul", "linear", "attention", "masked_attention", "conv", "recurrent"), "never: products are the libraries'"),
+    **dict.fromkeys(
+        ("matmul", "linear", "attention", "masked_attention", "hiding_attention", "conv", "recurrent"),
+        "never: products are the libraries'",
+    ),
 }  # fmt: skip
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
