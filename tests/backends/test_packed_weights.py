@@ -16,6 +16,7 @@ import pytest
 
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c import backend as c
+from tensor_graphs.backends.c.emit import few_rows
 from tensor_graphs.backends.c.emit.kernel import emit
 from tensor_graphs.backends.c.helpers import c_compiler
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
@@ -127,6 +128,17 @@ def integer_product(root: Tensor, dtype: str = "float32") -> tuple[Any, list[str
     buffers = {name: c_buffer(leaf.type, own(leaf.dtype)) for leaf, name in names.items()}
     kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, dtype)})
     return library({"f": emit(kernel, "f", integers=True)}).f, list(kernel.buffers)
+
+
+def test_rows_that_are_long_are_not_split_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their digits would not fit on the stack of a thread."""
+    root = product("int4", 2)
+    names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
+    buffers = {name: c_buffer(leaf.type, leaf.dtype) for leaf, name in names.items()}
+    kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, "float32")})
+    assert few_rows.few_rows(kernel) is not None
+    monkeypatch.setattr(few_rows, "PACKED_NUMBERS", 2 * LENGTH - 1)
+    assert few_rows.few_rows(kernel) is None
 
 
 @pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")

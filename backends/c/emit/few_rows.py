@@ -7,12 +7,14 @@ from ...ir.index import Axis
 from ...ir.kernel import Kernel
 
 PACKED_ROWS = 8  # maximum rows: digits of all rows stay in caches
+PACKED_NUMBERS = 1 << 18  # maximum numbers of all rows: their digits and sums, up to 4 bytes a number, are on the stack
 PACKED_DTYPES = ("uint8", "int8")  # of packed numbers
 
 
 def few_rows(kernel: Kernel) -> Axis | None:
     """The axis over the rows (2 to `PACKED_ROWS`) of a kernel all of whose reductions are sums over products of these
-    rows with packed weights, which do not depend on the row; None for other kernels."""
+    rows, of together at most `PACKED_NUMBERS` numbers, with packed weights, which do not depend on the row; None for
+    other kernels."""
     found = set[Axis]()
     for e in kernel.reductions:
         packed = [x for x in walk(e.args) if x.op == "load" and x.value[3] in PACKED_DTYPES and e.axis in x.axes]
@@ -21,7 +23,9 @@ def few_rows(kernel: Kernel) -> Axis | None:
             return None
         found |= free
     rows = found.pop() if len(found) == 1 else None
-    return rows if rows is not None and rows in kernel.axes and 1 < rows.size <= PACKED_ROWS else None
+    if rows is None or rows not in kernel.axes or not 1 < rows.size <= PACKED_ROWS:
+        return None
+    return rows if rows.size * max(e.axis.size for e in kernel.reductions) <= PACKED_NUMBERS else None
 
 
-__all__ = ["PACKED_DTYPES", "PACKED_ROWS", "few_rows"]
+__all__ = ["PACKED_DTYPES", "PACKED_NUMBERS", "PACKED_ROWS", "few_rows"]
