@@ -48,6 +48,8 @@ _FORMS = {
 }  # fmt: skip
 #: Format without a layout of its own -> type of the weights' numbers -> format of the same layout.
 _NAIVE = {"naive-quantized": {"int": "int-quantized", "float": "float-quantized"}}
+#: Orders of calibration that leave the columns and groups of the stored weights as they are; others permute groups.
+_ORDERS = (None, "weight", "static")
 _ENDING = "weight_scale"
 
 
@@ -75,9 +77,9 @@ def compressed_tensors(options: Config) -> tuple[str, Replace]:
         )
     group.refuse(format=named)
     kind = _FORMS[form]
-    weights.refuse(
-        type=kind.kind, actorder=None, dynamic=False, **({"symmetric": True} if kind.kind == "float" else {})
-    )
+    if weights.fields.get("actorder") not in _ORDERS:
+        weights.refuse(actorder=None)
+    weights.refuse(type=kind.kind, dynamic=False, **({"symmetric": True} if kind.kind == "float" else {}))
     bits = known_bits(weights, "num_bits", *kind.bits)
     if kind.kind == "float":
         return _ENDING, partial(_floats, weights, bits, form.split("-")[0])

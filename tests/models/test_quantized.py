@@ -191,7 +191,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "gptq_v2": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, lambda r, s: gptq(r, s, False)),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}, awq),
-    "pack-quantized": (_groups("pack-quantized", 4), pack_quantized),
+    "pack-quantized": (_groups("pack-quantized", 4, actorder="static"), pack_quantized),
     "int-quantized": (_groups("int-quantized", 8), int_quantized),
     "pack-quantized, zero points": (_groups("pack-quantized", 4, symmetric=False), lambda r, s: asymmetric(r, s, 4)),
     "pack-quantized in bytes, zero points": (
