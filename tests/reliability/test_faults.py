@@ -620,6 +620,3 @@ def test_a_measuring_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, t
     made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=60.0)
     right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})
     assert any("measuring" in w for w in made.report.warnings)
-
-
-# ---------------------------------------------------------------- python's own switches
