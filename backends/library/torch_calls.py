@@ -43,6 +43,14 @@ def of(*names: str) -> Applies:
 
 #: Torch code of attention without the scores that a bool mask hides.
 HIDING = "attention_hiding({q}, {k}, {v}, {h}, {scale}, {softcap})"
+
+
+def relu_after(text: str) -> str:
+    """Torch code of relu, in place, of what a oneDNN call returns. oneDNN's own relu (as its leaky relu and hardtanh)
+    gives 0 for NaN."""
+    return f"torch.relu_({text})"
+
+
 SINGLE, NUMBER, BITS = of("float32"), of(*FLOATS, *INTS), of("bool", *INTS)
 
 

@@ -22,6 +22,7 @@ from .torch_calls import (
     one_block,
     planar,
     pool_pads,
+    relu_after,
     residual_fits_last,
     symmetric,
     weight_gradient_code,
@@ -69,19 +70,21 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
         geometry = f"{half_pads(call)}, {a['strides']}, {a['dilations']}, {a['groups']}"
         b = n["b"] if bias else None
         if residual:
-            unary = f"{act!r}, [], {algorithm!r}" if act != "none" else "None, [], None"
             text = (
                 f"torch.ops.mkldnn._convolution_pointwise.binary({n['x']}, {n['r']}, {n['w']}, {b}, {geometry}, 'add', 1.0, "
-                f"{unary})"
+                "None, [], None)"
             )
         else:
+            fused = "none" if act == "relu" else act
             text = (
-                f"torch.ops.mkldnn._convolution_pointwise.default({n['x']}, {n['w']}, {b}, {geometry}, {act!r}, [], "
+                f"torch.ops.mkldnn._convolution_pointwise.default({n['x']}, {n['w']}, {b}, {geometry}, {fused!r}, [], "
                 f"{algorithm!r})"
             )
+        text = relu_after(text) if act == "relu" else text
         return f"{n['out']}.copy_({text})" if copied else text
 
-    identify(code, f"torch.onednn_conv[{bias},{act},{algorithm},{residual},{copied}]")
+    version = ",relu_after" if act == "relu" else ""
+    identify(code, f"torch.onednn_conv[{bias},{act},{algorithm},{residual},{copied}{version}]")
     return code
 
 

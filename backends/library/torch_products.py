@@ -17,6 +17,7 @@ from .torch_calls import (
     bias_line,
     filled,
     flat_code,
+    relu_after,
     residual_fits,
     two_d,
 )
@@ -59,6 +60,8 @@ EPILOGUES = {
 
 
 def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
+    if act == "relu":
+        return relu_after(_onednn_linear("none", "", bias))
     return (
         "torch.ops.mkldnn._linear_pointwise.default({x}, {w}, "
         + f"{'{b}' if bias else None}, {act!r}, [], {algorithm!r})"

@@ -27,7 +27,13 @@ REWRITTEN = {
     "np.gather_elements",
     "cuda.gather_elements",
 }  # kernels whose helper functions compute something else since
-NEWER_VERSION = {"np.matmul_int"}  # kernels rewritten since, under another version
+#: Kernels rewritten since, under another version: the last ones apply relu after oneDNN's call, which loses NaN.
+NEWER_VERSION = {
+    "np.matmul_int",
+    *(f"torch.onednn{bias}_relu" for bias in ("", "_bias", "_bias_sum")),
+    *(f"torch.onednn_conv{bias}{rest}" for bias in ("", "_bias")
+      for rest in ("_relu", "_relu_rows", "_residual_relu", "_residual_left_relu")),
+}  # fmt: skip
 MACHINE = MachineKey("cpu:recorded", "driver:recorded", "toolchain:recorded")
 
 

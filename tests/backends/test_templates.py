@@ -327,3 +327,18 @@ def test_functions_without_mixed_dtypes_get_none() -> None:
     (floor,) = (k for k in backend("torch").templates if k.name == "torch.floor")
     wide, narrow = (Operand(Type((4,), d), (1,)) for d in ("float32", "bfloat16"))
     assert floor.applies(Call({"x": wide}, wide, {})) and not floor.applies(Call({"x": wide}, narrow, {}))
+
+
+def test_torch_kernels_with_relu_keep_nan() -> None:
+    """PyTorch's relu gives NaN for NaN; oneDNN's own gives 0."""
+    kernels = [t for t in backend("torch").templates if t.name.startswith("torch.onednn") and "relu" in t.name]
+    assert len(kernels) >= 8 or "torch" not in BACKENDS
+    for template in kernels:
+        call = sample(template, 0, "float32")
+        assert call is not None, template.name
+        rng = np.random.default_rng(0)
+        operands = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        operands["x"][...] = np.nan
+        (got,) = compiled(template, call)(operands)()
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected(template, call, operands)), template.name)
+        assert np.isnan(got).any(), template.name
