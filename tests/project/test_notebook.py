@@ -28,7 +28,7 @@ def test_notebooks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cell.source = BUDGET.sub(lambda m: f"budget={int(m[1]) / 16:g}", cell.source)
     every = [c for one in cells for c in (nbformat.v4.new_code_cell("%reset -f"), *one)]
     nbclient.NotebookClient(
-        nbformat.v4.new_notebook(cells=every), timeout=600, kernel_name="python3",
+        nbformat.v4.new_notebook(cells=every), timeout=600, startup_timeout=600, kernel_name="python3",
         resources={"metadata": {"path": tmp_path}},
     ).execute()  # fmt: skip
     assert len(cells) >= 3 and all(c.outputs for one in cells for c in one[5:] if c.cell_type == "code")

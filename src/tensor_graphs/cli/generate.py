@@ -110,10 +110,10 @@ class _Shown:
 
     def so_far(self, decoded: bool) -> Generated:
         """The tokens so far as a result that was interrupted; `decoded`: with their text."""
-        from ..generation import Generated as made
+        from ..generation.results import Generated
 
         texts = ["".join(piece.text for piece in self.pieces)] if decoded else None
-        return made([[piece.token for piece in self.pieces]], texts, ["interrupted"], math.nan, math.nan)
+        return Generated([[piece.token for piece in self.pieces]], texts, ["interrupted"], math.nan, math.nan)
 
 
 def _numbers(text: str) -> list[int]:
