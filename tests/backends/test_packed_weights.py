@@ -131,14 +131,16 @@ def integer_product(root: Tensor, dtype: str = "float32") -> tuple[Any, list[str
 
 
 def test_rows_that_are_long_are_not_split_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their digits would not fit on the stack of a thread."""
-    root = product("int4", 2)
-    names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
-    buffers = {name: c_buffer(leaf.type, leaf.dtype) for leaf, name in names.items()}
-    kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, "float32")})
-    assert few_rows.few_rows(kernel) is not None
-    monkeypatch.setattr(few_rows, "PACKED_NUMBERS", 2 * LENGTH - 1)
-    assert few_rows.few_rows(kernel) is None
+    """Their digits, those of all products of a kernel, would not fit on the stack of a thread."""
+    one = product("int4", 2)
+    other = t.matmul(t.input("y", (2, LENGTH)), one.args[1])
+    for products, root in ((1, one), (2, one + other)):
+        names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
+        buffers = {name: c_buffer(leaf.type, leaf.dtype) for leaf, name in names.items()}
+        kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, "float32")})
+        for spare in (0, 1):
+            monkeypatch.setattr(few_rows, "PACKED_NUMBERS", 2 * LENGTH * products - spare)
+            assert (few_rows.few_rows(kernel) is None) == bool(spare), products
 
 
 @pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
