@@ -55,6 +55,7 @@ class CpuWorkerProcess:
         self.grace = math.inf  # seconds that a running job gets once `ended`, at most GRACE_S
         self._process: WorkerHandle | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
+        self._reader: threading.Thread | None = None  # puts the worker's lines into `_replies`
         self._count = 0
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
@@ -64,24 +65,27 @@ class CpuWorkerProcess:
         `timeout`: seconds for this job; None means the default.
         """
         timeout = self.timeout if timeout is None else timeout
-        process = self._started()
+        process, line = self._started(), None
         try:
             self._send(process, job)
             line = self._reply(timeout)
         except queue.Empty:
-            self.close()
-            return {"ok": False, "status": "timeout", "message": f"no answer within {timeout:g} s"}
+            process.poll()
+            if not isinstance(process, ForkedWorker) or process.begun:
+                self.close()
+                return {"ok": False, "status": "timeout", "message": f"no answer within {timeout:g} s"}
+            process.server.kill()  # it hangs
         except _Cut:
             self.close()
             return {"ok": False, "status": CUT, "message": "the time was up"}
         except OSError:
-            line = None
+            pass
         except BaseException:
             self.close()
             raise
-        if line is None and isinstance(process, ForkedWorker) and not process.begun:
-            self.close()  # its imports have failed, or no process more is allowed: the next attempt tells which
-            self.prepare = ""
+        if line is None and isinstance(process, ForkedWorker) and _is_lost(process):
+            self.close()  # imports have failed or hung, no process more is allowed, or something has killed the server:
+            self.prepare = ""  # the next attempt tells which, and whether it is the kernel's fault
             return self.ask(job, timeout)
         return self._parsed(line, process)
 
@@ -145,7 +149,8 @@ class CpuWorkerProcess:
         self._replies = queue.Queue()
         assert self._process.stdout is not None
         try:
-            threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+            self._reader = threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True)
+            self._reader.start()
         except BaseException:  # also Ctrl-C, before anybody closes this worker
             self.close()
             raise
@@ -172,6 +177,7 @@ class CpuWorkerProcess:
     def close(self) -> None:
         """Kill the worker, and a compiler that it has started; they are a session of their own."""
         process, self._process = self._process, None
+        reader, self._reader = self._reader, None
         if process is None:
             return
         if isinstance(process, subprocess.Popen) and process.poll() is None:
@@ -179,10 +185,13 @@ class CpuWorkerProcess:
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        if reader is None or reader.ident is None:  # no thread could be started
+            process.stdout.close()
+        elif not isinstance(process, ForkedWorker) or process.begun:  # else the pipe ends when the server looks at it
+            reader.join(GRACE_S)
 
 
 def started(
@@ -201,8 +210,16 @@ def started(
         raise WorkerError(f"the measuring process cannot be started: {error}") from None
 
 
+def _is_lost(process: ForkedWorker) -> bool:
+    """Whether a worker that has ended did so because of its server."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    return process.lost
+
+
 def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:
-    with contextlib.suppress(ValueError, OSError):
+    """Hand on the lines of a worker, and close the pipe: who closes it while this reads waits for this."""
+    with contextlib.suppress(ValueError, OSError), pipe:
         for line in pipe:
             replies.put(line)
     replies.put(None)

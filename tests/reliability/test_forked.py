@@ -83,7 +83,16 @@ def test_a_worker_is_a_new_process_that_has_imported_its_module(
         assert worker.poll() == -signal.SIGKILL
 
 
-def test_exit_codes_are_told_and_processes_of_an_ended_worker_end(tmp_path: Path) -> None:
+@pytest.fixture
+def children_unheard() -> Iterator[None]:
+    """Processes started now begin with SIGCHLD blocked, as those of programs that wait for it with `signalfd` do."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def test_exit_codes_are_told_and_processes_of_an_ended_worker_end(tmp_path: Path, children_unheard: None) -> None:
+    (tmp_path / "evaluating.py").write_text(f"{WORKER}\nsubprocess.Popen(['true'])")  # a process that an import starts
     for end, code in (("os._exit(7)", 7), ("os.kill(os.getpid(), 11)", -11), ("", -signal.SIGKILL)):
         worker = started()
         child = int(said(worker, "subprocess.Popen(['sleep', '600']).pid"))
@@ -101,7 +110,7 @@ def test_a_server_ends_when_it_is_idle_and_is_replaced(monkeypatch: pytest.Monke
     monkeypatch.setattr(forked, "IDLE_S", 0.02)
     for _ in range(3):
         worker = started()
-        server = worker.server
+        server = worker.server.process
         assert said(worker, "1") == "1"
         worker.kill()
         server.wait(60)
@@ -114,7 +123,7 @@ def test_workers_end_with_the_parent_of_their_server() -> None:
         "w = started(); child = os.fork()\n"
         "if not child:\n    w.kill(); os._exit(w.poll() != -9)\n"
         "assert os.waitpid(child, 0)[1] == 0 and said(w, '1') == '1'\n"  # a forked child has no worker to end
-        "print(w.pid, w.server.pid, flush=True); os.kill(os.getpid(), 9)"
+        "print(w.pid, w.server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
@@ -148,4 +157,35 @@ def test_a_module_that_cannot_be_imported_costs_no_more_than_in_a_process_of_its
     worker = CpuWorkerProcess("evaluating", prepare="prepare")
     reply = worker.ask({})
     assert (reply["status"], reply["message"]) == ("crash", "the measuring process ended with code 5")
+    worker.close()
+
+
+@pytest.mark.parametrize("reason", ["hung", "killed"])
+def test_jobs_whose_server_fails_are_done_by_a_process_of_their_own(tmp_path: Path, reason: str) -> None:
+    """It is no fault of the kernel, and neither ends nor closing waits for a server that hangs."""
+    (tmp_path / "evaluating.py").write_text(
+        "import json, os, signal, sys, time\n"
+        f"def prepare():\n    {'time.sleep(600)' if reason == 'hung' else 'pass'}\n"
+        "def main():\n    sys.stdin.readline(); os.kill(os.getppid(), 9); time.sleep(600)\n"  # in a fork of the server
+        "if __name__ == '__main__':\n"
+        "    for line in sys.stdin: print(json.dumps({'id': json.loads(line)['id'], 'ok': True}), flush=True)\n"
+    )
+    worker = CpuWorkerProcess("evaluating", timeout=60.0, prepare="prepare")
+    worker.start()
+    worker.close()
+    if reason == "hung":
+        worker.ask({}, timeout=0.1)
+        assert not worker.prepare
+    assert worker.ask({})["ok"]
+    worker.close()
+
+
+def test_a_crash_at_the_first_job_is_told_and_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "evaluating.py").write_text(
+        f"import os, sys\ndef main():\n    sys.stdin.readline(); open({str(tmp_path / 'ran')!r}, 'a').write('x'); os._exit(9)\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    worker = CpuWorkerProcess("evaluating", prepare="prepare")
+    assert worker.ask({})["message"] == "the measuring process ended with code 9"
+    assert (tmp_path / "ran").read_text() == "x"
     worker.close()

@@ -124,7 +124,10 @@ class ForkingLoop:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 break
-            control = self.controls.pop(pid := found.si_pid)
+            control = self.controls.pop(pid := found.si_pid, None)
+            if control is None:  # a process that an import has started
+                os.waitpid(pid, 0)
+                continue
             with suppress(OSError):  # while the process is not waited for, no other has its id
                 os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -152,6 +155,7 @@ def main() -> None:
     """Import and prepare the worker's module, then fork workers until the end; in a fork, run the worker."""
     _, number, module, prepare, seconds = sys.argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # a parent that blocks it hands that on
     worker: ModuleType = import_module(module)
     begin: Callable[[], object] = getattr(worker, prepare, lambda: None)
     begin()

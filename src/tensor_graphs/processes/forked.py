@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import IO
@@ -27,6 +28,7 @@ from .spawn import import_path, start_worker
 IDLE_S = 60.0  # seconds for which a server without forks waits for the next request
 MOST = 2  # servers of a process; the one that was used longest ago ends first
 ENDING_S = 5.0  # seconds, at most, for which the end of a killed worker is waited for; then its server is killed
+SILENT_S = 30.0  # seconds after which a server that has not forked, nor ended, counts as hung
 LATE = [VARYING]  # beginnings of the names of variables that servers of equal workers may have different values of
 INHERITED = ("Umask:", "Uid:", "Gid:", "Groups:", "Cpus_allowed:", "Mems_allowed:", "Seccomp:", "NoNewPrivs:")
 SERVER = f"{__name__.rpartition('.')[0]}.fork_server"
@@ -36,12 +38,12 @@ class ForkedWorker:
     """A fork that runs a worker, with the part of `subprocess.Popen` that workers need. Its standard input and output
     are pipes of UTF-8 text."""
 
-    def __init__(
-        self, server: subprocess.Popen[bytes], control: socket.socket, stdin: IO[str], stdout: IO[str]
-    ) -> None:
+    def __init__(self, server: ForkServer, control: socket.socket, stdin: IO[str], stdout: IO[str]) -> None:
         self.server, self.stdin, self.stdout = server, stdin, stdout
         self.returncode: int | None = None
+        self.lost = False  # whether its server has refused it, or has ended before it told how this ended
         self._control, self._said, self._reading = control, b"", Lock()
+        self._asked = time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -54,7 +56,7 @@ class ForkedWorker:
 
     @property
     def begun(self) -> bool:
-        """Whether the server has said that it has forked."""
+        """Whether the server has been heard to say that it has forked (`poll` listens)."""
         return b"\n" in self._said
 
     def _listen(self, seconds: float | None) -> None:
@@ -71,8 +73,9 @@ class ForkedWorker:
             except OSError:
                 piece = b""
             self._said += piece
+            self.server.answered = self.server.answered or self.begun
             if not piece:  # the server has ended, and its forks with it
-                self.returncode = -signal.SIGKILL
+                self.returncode, self.lost = -signal.SIGKILL, True
             elif len(lines := self._said.split(b"\n")) > 2:
                 self.returncode = int(lines[1])
 
@@ -84,16 +87,18 @@ class ForkedWorker:
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
-            self._listen(timeout)
-            if timeout is not None and self.poll() is None:
+            left = None if until is None else until - time.monotonic()
+            if timeout is not None and left is not None and left <= 0:
                 raise subprocess.TimeoutExpired("worker", timeout)
+            self._listen(left)
         assert self.returncode is not None
         return self.returncode
 
     def kill(self) -> None:
         """Kill the worker and the processes of its session, and wait for its end. A worker whose server has not forked
-        yet counts as ended: the server will not run it."""
+        yet counts as ended: the server will not run it. A server that hangs is killed."""
         if self.poll() is None:
             with contextlib.suppress(OSError):
                 self._control.send(b"k")
@@ -102,6 +107,8 @@ class ForkedWorker:
                     self.wait(ENDING_S)
                 except subprocess.TimeoutExpired:  # the server does not answer; its forks end with it
                     self.server.kill()
+            elif time.monotonic() - (self._asked if self.server.answered else self.server.started) > SILENT_S:
+                self.server.kill()
             self.returncode = -signal.SIGKILL if self.returncode is None else self.returncode
         self._control.close()
 
@@ -112,6 +119,8 @@ class ForkServer:
     def __init__(self, module: str, prepare: str, environment: Mapping[str, str]) -> None:
         """Start the server without waiting for it. Raises OSError if it cannot be started."""
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requests.setblocking(False)  # one that reads no requests counts as ended once its buffer is full
+        self.started, self.answered = time.monotonic(), False  # whether it has ever forked
         try:
             with theirs:
                 arguments = (str(theirs.fileno()), module, prepare, str(IDLE_S))
@@ -140,7 +149,7 @@ class ForkServer:
                 request = json.dumps(dict(environment)).encode()
                 socket.send_fds(self.requests, [request], [*theirs, other.fileno()])
             streams = [os.fdopen(own.pop(0), mode, encoding="utf-8") for mode in ("w", "r")]
-            return adopted(ForkedWorker(self.process, control, *streams))
+            return adopted(ForkedWorker(self, control, *streams))
         except BaseException:
             control.close()
             raise
@@ -151,6 +160,10 @@ class ForkServer:
     def close(self) -> None:
         """Let the server end after its last fork."""
         self.requests.close()
+
+    def kill(self) -> None:
+        """End the server, and its forks with it; the next request fails."""
+        self.process.kill()
 
 
 _servers: dict[Hashable, ForkServer] = {}  # what workers have in common -> server, the one used last at the end
@@ -180,6 +193,7 @@ def start_forked(
                 worker = server.fork(late)
             except OSError:  # it was idle for too long, and has ended
                 server.close()
+                _ended.append(server)
                 if attempt == 2:
                     raise
                 continue
