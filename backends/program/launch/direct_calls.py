@@ -34,7 +34,7 @@ from weakref import ref
 from ....private import code_folder, read_sealed, sealed
 from ....processes.commands import command_output, descendants
 from ....processes.ending import at_end
-from ....processes.forks import in_forked_child
+from ....processes.forks import Lock, in_forked_child
 from ...runtime.compile_clock import compiler_seconds, is_bounded
 from ...runtime.cpu_tensors import tensor_guard
 from .device_programs import Direct
@@ -45,6 +45,7 @@ SOURCE = Path(__file__).with_name("direct_calls.c")
 CFunction = Callable[[tuple[Any, ...]], Any]
 
 _compiling: dict[tuple[str, Path, str], Thread] = {}  # threads of `c_function_without_waiting`
+_starting = Lock()
 
 
 class CText(NamedTuple):
@@ -95,16 +96,22 @@ def c_function_without_waiting(name: str, file: Path, include: str = "") -> CFun
     key, text = (name, file, include), _c_text(file, include)
     if text is None or is_bounded() or _kept(text.path):
         return c_function(*key)
-    thread = _compiling.get(key)
-    if thread is None:
-        thread = _compiling[key] = Thread(target=c_function, args=key, name="compiling calls", daemon=True)
-        thread.start()
-        at_end(_end_compiler, thread)
+    with _starting:
+        if (thread := _compiling.get(key)) is None:
+            thread = Thread(target=c_function, args=key, name="compiling calls", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process is ending, or may have no thread more now
+                return None
+            _compiling[key] = thread
+            at_end(_end_compiler, thread)
     return None if thread.is_alive() else c_function(*key)
 
 
 def _end_compiler(thread: Thread) -> None:
     """End the compiler that a thread of this process waits for; on Linux."""
+    if not thread.is_alive():  # another thread may have its id
+        return
     with suppress(OSError):  # it has ended by itself
         for pid in map(int, Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()):
             for one in (*descendants(pid), pid):

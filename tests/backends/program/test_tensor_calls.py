@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -241,7 +242,11 @@ def test_no_call_waits_for_the_compiler_of_its_direct_function(monkeypatch: pyte
     monkeypatch.setattr(direct_calls, "c_function", lambda *key: released.wait(300) and compiled(*key))
     monkeypatch.setattr(direct_calls, "_kept", lambda path: False)
     monkeypatch.setattr(direct_calls, "_compiling", {})
-    call, x = program("numpy"), np.ones((N, 64), np.float32)
+    last, call, x = program("numpy"), program("numpy"), np.ones((N, 64), np.float32)
+    with monkeypatch.context() as ending:  # of the interpreter: no thread may start
+        ending.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't create new thread")))
+        np.testing.assert_allclose([last(x) for _ in range(9)][-1], np.tanh(x), rtol=1e-5)
+        assert threading.Thread.start.called  # type: ignore[attr-defined]
     for _ in range(9):
         np.testing.assert_allclose(call(x), np.tanh(x), rtol=1e-5)
     assert call._direct is None
