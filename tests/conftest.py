@@ -296,6 +296,8 @@ def lasting_servers() -> Iterator[None]:
         patch.setattr(forked, "LATE", [*forked.LATE, "PYTEST_"])
         yield
         forked.close_servers()
+        for server in forked._ended:
+            server.process.wait(60)
 
 
 @pytest.fixture(scope="session")
