@@ -2,5 +2,5 @@
 
 In: decompositions.
 Out: entries of the op table.
-Imports: egraph.builders, egraph.ir, egraph.ops, egraph.types, errors.
+Imports: egraph.builders, egraph.ir, egraph.ops, egraph.types.
 """

@@ -24,27 +24,14 @@ def composite(
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Decorator that registers a decomposition as a composite op and returns the function that builds nodes of that op.
 
-    The first line of the decomposition's docstring documents the op. The arguments, and `more`, are fields of `Op`.
+    The first line of the decomposition's docstring documents the op. The arguments, and `more`, are fields of `Op`;
+    unless `floats_only` is given, all operands are floats.
     """
+    facts = {"floats_only": True, **more}
 
     def install(decompose: Callable[..., Tensor]) -> Callable[..., Tensor]:
         doc = (decompose.__doc__ or "").strip().partition("\n")[0]  # none with python -OO
-        floats = more.pop(
-            "floats_only",
-            law
-            not in (
-                "cross_entropy",
-                "unpack",
-                "dequantize",
-                "integer_conv",
-                "integer_matmul",
-                "max_pool_gradient",
-                "embedding_gradient",
-                "quantize",
-            ),
-        )  # these have operands that are integers
-        register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
-                    floats_only=floats, **more))  # fmt: skip
+        register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose, **facts))
 
         def build(*operands: Any, **values: Any) -> Tensor:
             return make(name, operands[:arity], {**dict(zip(attrs or (), operands[arity:])), **values})

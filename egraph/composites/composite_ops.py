@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import pi, sqrt
 from typing import Any
 
-from ...errors import ShapeError
 from ..builders import builders as t
 from ..builders.reduction_builders import count
 from ..ir.tensor import Tensor
@@ -321,8 +320,6 @@ def hiding_attention(
     `window`: number of positions that a query sees at most; 0: no limit. `softcap`: c turns a score s into
     c * tanh(s / c); 0 leaves scores as they are.
     """
-    if hidden.dtype != "bool":
-        raise ShapeError(f"hiding_attention needs a bool mask, not {hidden.type}")
     return _attend(q, k, v, hidden, scale, causal, window, softcap)
 
 
@@ -371,7 +368,7 @@ def avg_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) ->
     return t.sum(windows, tuple(range(x.rank, windows.rank))) * inverse(volume(tuple(kernel)))
 
 
-@composite("cross_entropy", 2, "cross_entropy", index_operand=1, aten=("cross_entropy_loss",))
+@composite("cross_entropy", 2, "cross_entropy", floats_only=False, index_operand=1, aten=("cross_entropy_loss",))
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """-log_softmax(logits)[target] of logits[N, C] and target[N], per row"""
     rows = t.gather_elements(log_softmax(logits, axis=1), t.expand_dims(target, 1), 1)

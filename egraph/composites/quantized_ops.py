@@ -54,6 +54,7 @@ def _e2m1(u: Tensor) -> Tensor:
 @composite(
     "unpack", 1, "unpack",
     {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=0,
+    floats_only=False,
 )  # fmt: skip
 def unpack(x: Tensor, bits: int, form: str, axis: int, block: int, dtype: str) -> Tensor:
     """Numbers of `bits` bits (2 or 4) that the bytes of x hold along `axis`, as floats.
@@ -92,7 +93,7 @@ def _spread(value: Tensor, shape: Shape) -> Tensor:
     return t.reshape(t.broadcast_to(t.reshape(value, split), wide), joined)
 
 
-@composite("dequantize", 3, "dequantize", fused_as="cheap", flops=0)
+@composite("dequantize", 3, "dequantize", fused_as="cheap", flops=0, floats_only=False)
 def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """(q - zero) * scale; each size of scale and zero divides that of q: one value per tensor, channel, group or block.
 
@@ -104,7 +105,8 @@ def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     return (number - offset) * _spread(scale, q.shape)
 
 
-@composite("quantize", 3, "quantize", fused_as="cheap", flops=6, wide_operands=True, onnx=("QuantizeLinear",))
+@composite("quantize", 3, "quantize", fused_as="cheap", flops=6, floats_only=False, wide_operands=True,
+           onnx=("QuantizeLinear",))  # fmt: skip
 def quantize(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """x / scale rounded to whole numbers (ties to even), plus zero, clipped to the range of zero's dtype
 
@@ -117,7 +119,7 @@ def quantize(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 @composite("integer_conv", 4, "integer_conv", {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"},
-           fused_as="opaque", work=op_flops.convolution, kernels_may_lack=True, onnx=("ConvInteger",))  # fmt: skip
+           fused_as="opaque", work=op_flops.convolution, floats_only=False, kernels_may_lack=True, onnx=("ConvInteger",))  # fmt: skip
 def integer_conv(
     x: Tensor, w: Tensor, x_zero: Tensor, w_zero: Tensor, strides: Sequence[int], pads: Sequence[int],
     dilations: Sequence[int], groups: int,
@@ -137,6 +139,7 @@ def integer_conv(
     "integer_matmul",
     fused_as="opaque",
     work=op_flops.product,
+    floats_only=False,
     kernels_may_lack=True,
     onnx=("MatMulInteger",),
 )

@@ -274,7 +274,7 @@ def max_pool_indices(
     return flat
 
 
-@training_op("max_pool_gradient", 2, "max_pool_gradient", {"shape": "dims"}, index_operand=1)
+@training_op("max_pool_gradient", 2, "max_pool_gradient", {"shape": "dims"}, floats_only=False, index_operand=1)
 def max_pool_gradient(g: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """Gradient of max pooling's operand: each element of g added at its index into the flattened spatial axes
 
@@ -287,8 +287,9 @@ def max_pool_gradient(g: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 # ---------------------------------------------------------------- embeddings
 @training_op(
-    "embedding_gradient", 2, "embedding_gradient", {"shape": "dims", "skipped": "int"}, {"skipped": -1}, index_operand=1
-)
+    "embedding_gradient", 2, "embedding_gradient", {"shape": "dims", "skipped": "int"}, {"skipped": -1}, floats_only=False,
+    index_operand=1,
+)  # fmt: skip
 def embedding_gradient(g: Tensor, indices: Tensor, shape: Shape, skipped: int) -> Tensor:
     """Gradient of an embedding's table, of the shape `shape`: each row of g added at its index
 
