@@ -279,8 +279,7 @@ class Lowering:
         A reduced precision without templates is replaced by IEEE.
         """
         multiplies = any(
-            t.op in ("matmul", "linear", "conv", "attention", "masked_attention", "hiding_attention")
-            for t in topological(asked.group.terms)
+            t.op in ("matmul", "linear", "conv") or t.entry.law == "attention" for t in topological(asked.group.terms)
         )
         rounded = all_float32(o.type.dtype for o in asked.call.buffers.values())
         for precision in self.precisions if multiplies else (IEEE,):

@@ -18,7 +18,7 @@ def family_of(roots: Sequence[Tensor]) -> str:
 def _family(roots: tuple[Tensor, ...]) -> str:
     nodes = topological(roots)
     ops = {t.op for t in nodes}
-    if ops & {"attention", "masked_attention", "hiding_attention"}:
+    if any(t.entry.law == "attention" for t in nodes):
         return "attention"
     if "conv" in ops:
         return "conv"

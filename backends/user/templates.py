@@ -121,9 +121,9 @@ def _family(pattern: str) -> str:
     from ...egraph.patterns.pattern_parser import parse_terms
 
     ops = {t.op for term in parse_terms(pattern) for t in _calls(term)}
-    for family, members in (
-        ("attention", {"attention", "masked_attention", "hiding_attention"}), ("conv", {"conv"}), ("contraction", {"matmul", "linear"}),
-    ):  # fmt: skip
+    if any(OPS[op].law == "attention" for op in ops):
+        return "attention"
+    for family, members in (("conv", {"conv"}), ("contraction", {"matmul", "linear"})):
         if ops & members:
             return family
     plain = all(OPS[op].pointwise or OPS[op].kind == "view" or op == "full" for op in ops)
