@@ -2,11 +2,11 @@
 NAME ...] [--budgets 5] [--reference 60] [--together 6] [--seconds 200] [--to FOLDER]`.
 
 Each search is a process of its own with an empty home, which imports, puts the module on the device, optimizes it and
-times whole calls beside eager ones (medians of alternating rounds). Searches of `--budgets` run one at a time, those of
-`--reference` seconds side by side (measurements take turns; 0: none); the rows of these are kept in FOLDER/stores.
-Recorded besides the report: CPU seconds of each thread of the calling process, and of its functions, by samples of
-their stacks every 10 ms (one counts the CPU time since the last). FOLDER/results.json has
-all records; printed is a table.
+times whole calls beside eager ones (medians of alternating rounds, `call_overhead.in_turn`). Searches of `--budgets`
+run one at a time, those of `--reference` seconds side by side (measurements take turns; 0: none); the rows of these are
+kept in FOLDER/stores. Recorded besides the report: CPU seconds of each thread of the calling process, and of its
+functions, by samples of their stacks every 10 ms (one counts the CPU time since the last). FOLDER/results.json has all
+records; printed is a table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ FURTHER = {"regnety": "RegNetY, 3 blocks of 128, 28 x 28", "yolo": "YOLO-like, 1
            "deeplab": "DeepLab head, 24 x 24", "densenet": "DenseNet block, 6 layers, 28 x 28"}  # fmt: skip
 START_S = 25.0  # seconds that a process may take beyond its budget
 PERIOD_S, DEPTH = 0.01, 3  # of samples; functions of this project by which a sample is named
-ROUNDS, CALLS = 15, 30
 Record = dict[str, Any]
 
 
@@ -110,29 +108,14 @@ def _named(frame: Any) -> list[str]:
     return found
 
 
-def whole_calls(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median µs of whole calls, issued back to back, in alternating rounds."""
-    import torch
-
-    found: dict[str, list[float]] = {n: [] for n in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            call()
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            torch.cuda.synchronize()
-            found[name].append((time.perf_counter() - began) / CALLS * 1e6)
-    return {n: sorted(us)[ROUNDS // 2] for n, us in found.items()}
-
-
 def search(name: str, budget: float, store: Path, target: Path) -> None:
     """Optimize a module in this process; write the record to `target`."""
     import torch
 
     import tensor_graphs as tg
     from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
+
+    from ..gpu.call_overhead import in_turn
 
     module, inputs, options = made(name)
     module, given = module.cuda(), tuple(x.cuda() for x in inputs)
@@ -152,7 +135,8 @@ def search(name: str, budget: float, store: Path, target: Path) -> None:
               **{k: fields[k] for k in ("seconds", "measuring", "omitted", "priced", "cost_us", "warnings") if k in fields}}  # fmt: skip
     target.write_text(json.dumps(record, default=str))
     with torch.no_grad(), with_gpu_lock():
-        record["us"] = whole_calls({"ours": lambda: program(*given), "eager": lambda: module(*given)})
+        calls = in_turn({"ours": lambda i: program(*given), "eager": lambda i: module(*given)})
+    record["us"] = {name: us["call_us"] for name, us in calls.items()}
     target.write_text(json.dumps(record, default=str))
     os._exit(0)
 
