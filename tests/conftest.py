@@ -293,7 +293,7 @@ def lasting_servers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forked, "MOST", 4)
         patch.setattr(forked, "IDLE_S", 600.0)
-        patch.setattr(forked, "LATE", [*forked.LATE, "PYTEST_"])
+        patch.setattr(forked, "PER_REQUEST", (*forked.PER_REQUEST, "PYTEST_"))
         yield
         forked.close_servers()
         for server in forked._ended:

@@ -178,7 +178,7 @@ void tiled_attention(const float *q, const float *k, const float *v, const float
 """.replace("@MAX_POSITIONS@", str(MAX_POSITIONS))
 ATTENTION = "#define ATTENTION_LIST(...) __VA_ARGS__\n" + ATTENTION
 
-#: What the text has in place of a mask that is added, where the mask is bytes: 1 hides a score, whatever it is.
+#: (text of attention with an additive mask, its replacement for a mask of bytes, of which 1 hides a score).
 _HIDING = (
     ("tiled_attention", "hiding_attention"),
     ("attention_softmax", "hiding_softmax"),

@@ -1,4 +1,4 @@
-"""Asks what instructions this processor has."""
+"""Reads which instruction set extensions this processor has."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def _scores(call: Call) -> ScratchBuffers:
     return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
 
 
-def hides_alone(call: Call) -> bool:
-    """Whether attention hides nothing but what its bool mask `h` says."""
+def masked_by_operand_only(call: Call) -> bool:
+    """Whether attention has neither a causal mask nor a window: only its operand `h` masks scores."""
     return not call.attrs["causal"] and not call.attrs["window"]
 
 
@@ -141,7 +141,7 @@ def contractions() -> list[LibraryKernel]:
         row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",
             setup=("attention", "hidden_scores"), **with_scratch(_attention_text, _scores)),
         row("hiding_attention", f"hiding_attention(q, k, v, h, {attention})", family="attention", setup=("attention",),
-            applies=hides_alone, **with_scratch(_attention_text, _scores)),
+            applies=masked_by_operand_only, **with_scratch(_attention_text, _scores)),
     ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified
 from ..contract import BackendBase
 from .numpy import concats, out_call
-from .numpy_products import RECURRENT, RECURRENT_ATTRS, hides_alone
+from .numpy_products import RECURRENT, RECURRENT_ATTRS, masked_by_operand_only
 from .numpy_rows import spell
 from .torch_calls import (
     BITS,
@@ -228,7 +228,7 @@ def _rest() -> list[LibraryKernel]:
         row("masked_attention", f"masked_attention(q, k, v, m, {_ATTENTION})", spell(spelled.replace("{mask}", "{m}")),
             family="attention", setup=("attention_spelled",), applies=usable_if(one_float, lambda call: not _mask_fits(call))),
         row("hiding_attention", f"hiding_attention(q, k, v, h, {_ATTENTION})", spell(HIDING), family="attention",
-            setup=("attention_hiding",), applies=usable_if(hides_alone, _alike)),
+            setup=("attention_hiding",), applies=usable_if(masked_by_operand_only, _alike)),
         row("copy", "x", "{out}.copy_({x})", family="copy", exact=True),
         row("reshape", "reshape(x, shape=shape)", spell("{out}.view({have}).copy_({x})", have=shape_of), family="copy",
             exact=True),

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ...extract.model.kernel import Call, Strides
 from ...extract.model.library_kernel import LibraryKernel, identify
-from .numpy_products import hides_alone
+from .numpy_products import masked_by_operand_only
 from .numpy_rows import spell
 from .torch_calls import HIDING, both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
@@ -129,5 +129,5 @@ def attentions() -> list[LibraryKernel]:
         found.append(row(f"attention{masked}", pattern, spell(text), setup=("attention_spelled",),
                          applies=both(FLOAT, lambda call: not _fusable(call)), **more))  # fmt: skip
     found.append(row("attention_hiding", f"hiding_attention(q, k, v, h, {_ATTENTION})", spell(HIDING),
-                     setup=("attention_hiding",), applies=hides_alone, **more))  # fmt: skip
+                     setup=("attention_hiding",), applies=masked_by_operand_only, **more))  # fmt: skip
     return found

@@ -83,8 +83,9 @@ def _scaled(b: Builder, e: Expr) -> Expr:
 
 
 def _outside(b: Builder, e: Expr) -> Expr:
-    """A select of -inf or a sum times a positive constant, as that constant times a select: emitters apply the factor
-    of scores to their maximum alone, and in one operation with the difference from it."""
+    """where(c, -inf, k * sum) as k * where(c, -inf, sum) for a constant k > 0 (and with both sides exchanged); other
+    expressions as they are. Emitters apply the factor of scores to their maximum alone, and in one operation with the
+    difference from it."""
     if e.op == "where":
         for i, x in ((1, e.args[1]), (2, e.args[2])):
             gone = e.args[3 - i]

@@ -29,7 +29,7 @@ def spelled_values(values: Mapping[str, Any]) -> str:
 
 
 def spelled_bytes(count: float) -> str:
-    """Text of an amount of memory of `count` bytes, in the largest unit of which it has one: "48 bytes", "12.3 MiB"."""
+    """Text of `count` bytes in the largest of the units byte, KiB, MiB, GiB, TiB that is not above it: "12.3 MiB"."""
     if count < 1 << 10:
         return f"{count:.0f} bytes"
     scale, unit = next(

@@ -29,7 +29,9 @@ IDLE_S = 60.0  # seconds for which a server without forks waits for the next req
 MOST = 2  # servers of a process; the one that was used longest ago ends first
 ENDING_S = 5.0  # seconds, at most, for which the end of a killed worker is waited for; then its server is killed
 SILENT_S = 30.0  # seconds after which a server that has not forked, nor ended, counts as hung
-LATE = [VARYING]  # beginnings of the names of variables that servers of equal workers may have different values of
+PER_REQUEST = (
+    VARYING,
+)  # beginnings of the names of variables that each request sets, so that servers may differ in them
 INHERITED = ("Umask:", "Uid:", "Gid:", "Groups:", "Cpus_allowed:", "Mems_allowed:", "Seccomp:", "NoNewPrivs:")
 SERVER = f"{__name__.rpartition('.')[0]}.fork_server"
 
@@ -183,7 +185,7 @@ def start_forked(
     if sys.platform != "linux":
         return None
     whole = {**os.environ, **common, "PYTHONPATH": import_path()}
-    own = {name: value for name, value in whole.items() if not name.startswith(tuple(LATE)) or name in common}
+    own = {name: value for name, value in whole.items() if not name.startswith(PER_REQUEST) or name in common}
     key = (module, prepare, tuple(sorted(own.items())), *inherited())
     late = {name: value for name, value in whole.items() if name.startswith(VARYING)} | dict(varying)
     with _choosing:

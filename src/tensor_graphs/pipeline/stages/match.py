@@ -190,10 +190,9 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
     above SMALL_S, kernels that are generated later would take the time of measuring those that are known.
 
     Always false without library kernels, since there may then be no plan without generated ones, and on a CPU within a
-    small budget or without measuring. The least time of
-    generation counts from the first call, and, as long as layouts have time, from when worker processes that lower
-    kernels have started. Binding in layouts, which follows generation, has a share of the least time of its own:
-    kernels that are not bound are of no use.
+    small budget or without measuring. The least time of generation counts from the first call, and, as long as layouts
+    have time, from when worker processes that lower kernels have started. Binding in layouts, which follows
+    generation, has a share of the least time of its own: kernels that are not bound are of no use.
     """
     began, binding, budget = math.inf, math.inf, session.options.budget
     measured = on_gpu(backends) or (session.options.measure and budget > SMALL_S)
